@@ -23,35 +23,23 @@ from rlmath.utils.sizes import in_words
 
 @dataclass(frozen=True)
 class Link:
-    """Measured bandwidth of an all-reduce.
+    """Measured bandwidth of an all-reduce."""
 
-    Attributes:
-        between_nodes: Over all ranks on several nodes; otherwise over those of one node.
-        ranks: Number of ranks.
-        gb_per_s: Bytes that each rank sent and received, in 10^9 per second: ``2 (n - 1) / n``
-            times the size divided by the time, as in NCCL's tests.
-        host: Host that measured.
-        probe: Parameters of the measurement.
-    """
-
-    between_nodes: bool
-    ranks: int
+    between_nodes: bool  # Over all ranks on several nodes; otherwise over those of one node.
+    ranks: int  # Number of ranks.
+    # Bytes that each rank sent and received, in 10^9 per second: 2 (n - 1) / n times the size
+    # divided by the time, as in NCCL's tests.
     gb_per_s: float
-    host: str
-    probe: LinkProbe
+    host: str  # Host that measured.
+    probe: LinkProbe  # Parameters of the measurement.
 
 
 @dataclass(frozen=True)
 class Communicators:
-    """A rank's report after it connected to the others.
+    """A rank's report after it connected to the others."""
 
-    Attributes:
-        device_bytes: GPU memory of its communicators; ``None`` on CPU.
-        links: Measured links; empty if the rank is alone.
-    """
-
-    device_bytes: int | None = None
-    links: tuple[Link, ...] = ()
+    device_bytes: int | None = None  # GPU memory of its communicators; None on CPU.
+    links: tuple[Link, ...] = ()  # Measured links; empty if the rank is alone.
 
 
 def open_communicators(layout: Layout, platform: Platform) -> Communicators:
@@ -169,11 +157,7 @@ def _gb_per_s(group: Any, platform: Platform) -> float:
 
 def describe(found: Sequence[Communicators]) -> list[str]:
     """Lines for the user: the slowest link of each kind, with a warning if it is slow, and the
-    memory of communicators.
-
-    Args:
-        found: Reports of all ranks.
-    """
+    memory of communicators. ``found``: reports of all ranks."""
     lines = []
     for between in (False, True):
         links = [link for one in found for link in one.links if link.between_nodes is between]

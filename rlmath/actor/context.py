@@ -22,17 +22,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ContextShare:
-    """Distribution of the values of a pack's ``r`` response tokens over context ranks.
+    """Distribution of the values of a pack's ``r`` response tokens over context ranks."""
 
-    Attributes:
-        largest: Maximum number of values on a rank; all ranks send as many.
-        order: ``[r]`` int64, index of each value in the ranks' ``[C * largest]``.
-        first: Index of this rank's first value there.
-    """
-
-    largest: int
-    order: Tensor
-    first: int
+    largest: int  # Maximum number of values on a rank; all ranks send as many.
+    order: Tensor  # [r] int64, index of each value in the ranks' [C * largest].
+    first: int  # Index of this rank's first value there.
 
     def to(self, device: torch.device) -> ContextShare:
         return dataclasses.replace(self, order=self.order.to(device))
@@ -40,18 +34,13 @@ class ContextShare:
 
 @dataclass(frozen=True)
 class ContextClass:
-    """Sequences of one padded length ``l`` in the attention of one context rank.
+    """Sequences of one padded length ``l`` in the attention of one context rank."""
 
-    Attributes:
-        queries: ``[n, l / C]`` int64, indices of this rank's tokens in its own row.
-        keys: ``[n, l]`` int64, indices of all tokens of the sequences in the ranks' concatenated
-            rows, in text order.
-        mask: ``[l / C, l]`` bool, keys visible to a query.
-    """
-
-    queries: Tensor
+    queries: Tensor  # [n, l / C] int64, indices of this rank's tokens in its own row.
+    # [n, l] int64, indices of all tokens of the sequences in the ranks' concatenated rows, in text
+    # order.
     keys: Tensor
-    mask: Tensor
+    mask: Tensor  # [l / C, l] bool, keys visible to a query.
 
     def to(self, device: torch.device) -> ContextClass:
         return ContextClass(self.queries.to(device), self.keys.to(device), self.mask.to(device))
@@ -74,26 +63,17 @@ def _owners(sizes: Sequence[int], contexts: int) -> tuple[Tensor, Tensor]:
 
 
 def own_positions(sizes: Sequence[int], contexts: int, cp_rank: int) -> Tensor:
-    """``[t / C]`` int64, the positions of the whole row that a rank has, in their order.
-
-    Args:
-        sizes: Padded lengths of the row's sequences, in tokens.
-    """
+    """``[t / C]`` int64, the positions of the whole row that a rank has, in their order. ``sizes``:
+    padded lengths of the row's sequences, in tokens."""
     return (_owners(sizes, contexts)[0] == cp_rank).nonzero().squeeze(1)
 
 
 def context_share(
     sizes: Sequence[int], contexts: int, cp_rank: int, rows: Tensor
 ) -> tuple[ContextShare, Tensor, Tensor]:
-    """Share out positions of the whole row.
-
-    Args:
-        rows: ``[r]`` int64, positions of the whole row, rising.
-
-    Returns:
-        How to all-gather their values, which of them are this rank's, and where those stand in its
-        own row.
-    """
+    """Share out positions of the whole row. ``rows``: ``[r]`` int64, positions of the whole row,
+    rising. Returns how to all-gather their values, which of them are this rank's, and where those
+    stand in its own row."""
     ranks, places = _owners(sizes, contexts)
     owner = ranks[rows]
     counts = torch.bincount(owner, minlength=contexts)
@@ -145,14 +125,12 @@ class _AllGather(torch.autograd.Function):
 
 
 def all_gather_context(values: Tensor, share: ContextShare | None) -> Tensor:
-    """Values of all response tokens of a micro-batch, from each context rank's own.
+    """Values of all response tokens of a micro-batch, from each context rank's own. Returns
+    ``[r]``, the same on all context ranks.
 
     Args:
         values: ``[own]`` float32.
         share: ``None``: there is one context rank, and these are all.
-
-    Returns:
-        ``[r]``, the same on all context ranks.
     """
     if share is None or not share.largest:
         return values

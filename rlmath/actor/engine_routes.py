@@ -14,15 +14,10 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """Routes of the tokens of one micro-batch on one tensor rank.
+    """Routes of the tokens of one micro-batch on one tensor rank."""
 
-    Attributes:
-        routes: ``[tokens, MoE layers, experts per token]``, as in samples.
-        is_known: ``[tokens]`` bool: whether the engine returned this token's; false for padding.
-    """
-
-    routes: Tensor
-    is_known: Tensor
+    routes: Tensor  # [tokens, MoE layers, experts per token], as in samples.
+    is_known: Tensor  # [tokens] bool: whether the engine returned this token's; false for padding.
 
 
 class UploadedRoutes:
@@ -57,7 +52,8 @@ class UploadedRoutes:
 def engine_routes(
     batch: TrainingBatch, micro_batch: MicroBatch, places: range, layers: int, topk: int
 ) -> EngineRoutes:
-    """Arrange the routes of a micro-batch's samples.
+    """Arrange the routes of a micro-batch's samples. Raises ValueError: the routes belong to a
+    different model or different sequences.
 
     Args:
         batch: The batch that ``micro_batch.sequences`` index.
@@ -65,9 +61,6 @@ def engine_routes(
         places: Positions of this rank's tokens in the packed row.
         layers: Number of MoE layers of the model.
         topk: Experts per token.
-
-    Raises:
-        ValueError: The routes belong to a different model or different sequences.
     """
     lengths = batch.sequence_lengths.tolist()
     known = [0] * len(lengths) if batch.route_lengths is None else batch.route_lengths.tolist()

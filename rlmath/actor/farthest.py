@@ -15,19 +15,12 @@ from rlmath.batching.shards import Share
 
 @dataclass(frozen=True)
 class Farthest:
-    """A response token; ``abs`` is the size of its change. All floats, as exchanged by ranks.
+    """A response token; ``abs`` is the size of its change. All floats, as exchanged by ranks."""
 
-    Attributes:
-        sequence: Index of its sequence in the step.
-        token: Index in the response.
-        token_id: Id in the vocabulary.
-        log_ratio: Log-ratio of the current to the old policy, in nats, before the clamp.
-    """
-
-    sequence: float = 0.0
-    token: float = 0.0
-    token_id: float = 0.0
-    log_ratio: float = 0.0
+    sequence: float = 0.0  # Index of its sequence in the step.
+    token: float = 0.0  # Index in the response.
+    token_id: float = 0.0  # Id in the vocabulary.
+    log_ratio: float = 0.0  # Log-ratio of the current to the old policy, in nats, before the clamp.
 
     @classmethod
     def of(cls, output: LossOutput, rows: Tensor, share: Share) -> Farthest:

@@ -27,14 +27,9 @@ _FLAG = "is_first_microbatch"
 
 
 def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
-    """Fields of Megatron's ``TransformerConfig``; empty without FP8.
-
-    Args:
-        on_te: Whether the layers are Transformer Engine's.
-
-    Raises:
-        UserError: They are not: Megatron would silently compute in the model's type.
-    """
+    """Fields of Megatron's ``TransformerConfig``; empty without FP8. ``on_te``: whether the layers
+    are Transformer Engine's. Raises UserError: they are not: Megatron would silently compute in the
+    model's type."""
     if fp8 is None:
         return {}
     if not on_te:
@@ -48,11 +43,8 @@ def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
 
 
 def prepare_for_fp8(models: Iterable[Any]) -> None:
-    """Mark no micro-batch as first; see the module docstring.
-
-    Args:
-        models: The argument of Megatron's schedule, and the chunks in it.
-    """
+    """Mark no micro-batch as first; see the module docstring. ``models``: the argument of
+    Megatron's schedule, and the chunks in it."""
     for one in models:
         # Megatron's ``set_is_first_microbatch`` collects the layers once, in this list.
         one.modules_with_is_first_microbatch = []
@@ -81,11 +73,8 @@ def _release(chunks: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def without_fp8(module: nn.Module) -> Iterator[None]:
-    """Multiply in the model's type in this block, like an engine.
-
-    Args:
-        module: A rank's stage. Its parts share Megatron's configuration, or have copies of it.
-    """
+    """Multiply in the model's type in this block, like an engine. ``module``: a rank's stage. Its
+    parts share Megatron's configuration, or have copies of it."""
     configs: dict[int, Any] = {}
     for part in module.modules():
         config = getattr(part, "config", None)

@@ -9,11 +9,8 @@ from typing import Any
 
 
 def fusion_settings(on_te: bool) -> dict[str, bool]:
-    """Fields of Megatron's ``TransformerConfig``.
-
-    Args:
-        on_te: Whether the layers are Transformer Engine's.
-    """
+    """Fields of Megatron's ``TransformerConfig``. ``on_te``: whether the layers are Transformer
+    Engine's."""
     return {
         # SwiGLU in one kernel, compiled by torch for any GPU; unfused it keeps three more tensors
         # of the feed-forward width for the backward pass. The CPU has its own.

@@ -71,9 +71,6 @@ class ActorGroup:
         shares_gpus: Whether engines are on the ranks' GPUs.
         nsys_folder: Folder of reports of Nsight Systems, under which the ranks run; ``None``: they
             do not.
-
-    Attributes:
-        changed: Whether an update has begun; reset by whoever records that its step is done.
     """
 
     def __init__(
@@ -100,6 +97,7 @@ class ActorGroup:
         # Data-parallel rank of each worker, and the sequences of each data-parallel rank's shard.
         self._dp: list[int] = []
         self._shares: list[Tensor] = []
+        # Whether an update has begun; reset by whoever records that its step is done.
         self.changed = False
         # Address of the ranks' store, once it listens.
         self._store_place: tuple[str, int] | None = None
@@ -202,15 +200,13 @@ class ActorGroup:
     def finish_step(
         self, plan: StepPlan, advantages: SequenceAdvantages | None = None
     ) -> StepResult:
-        """Run advantages and updates on the sequences of :meth:`run_part`.
+        """Run advantages and updates on the sequences of :meth:`run_part`. Raises UpdateStopped:
+        the ranks were asked to stop, and the step has changed nothing.
 
         Args:
             plan: The step's plan, with values that depend on the forward passes.
             advantages: Advantages from rewards alone, for all sequences of the step; ``None``: the
                 batch has them, or a value model gives them.
-
-        Raises:
-            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
         """
         own = [None if advantages is None else advantages.select(x) for x in self._shares]
         self.changed = True
@@ -258,11 +254,8 @@ class ActorGroup:
         self._all("renew_reference", share, clear_optimizer)
 
     def connect_engines(self, plan: TransportPlan) -> None:
-        """Meet the engines, which must be ready.
-
-        Args:
-            plan: With all of them; each rank gets the handles of those that it calls.
-        """
+        """Meet the engines, which must be ready. ``plan``: with all of them; each rank gets the
+        handles of those that it calls."""
         transport = transport_named(plan.transport, plan.options)
         plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
         calls = [
@@ -287,19 +280,14 @@ class ActorGroup:
 
     def save_hf(self, folder: str | Path, adapters: str | Path | None = None) -> None:
         """Write the model as a Hugging Face folder, with the other files of its source folder.
-
-        Args:
-            adapters: Folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
+        ``adapters``: folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
         """
         of_adapters = None if adapters is None else str(adapters)
         self._all("save_hf", str(folder), self.settings.model_path, of_adapters)
 
     def save_checkpoint(self, folder: str | Path, *, in_background: bool = False) -> None:
-        """Write model, optimizer, schedule and random states to a folder.
-
-        Args:
-            in_background: Return when they are copied; :meth:`finish_checkpoint` follows.
-        """
+        """Write model, optimizer, schedule and random states to a folder. ``in_background``: return
+        when they are copied; :meth:`finish_checkpoint` follows."""
         self._all("begin_checkpoint" if in_background else "save_checkpoint", str(folder))
 
     def checkpoint_written(self) -> bool:
@@ -307,11 +295,7 @@ class ActorGroup:
         return all(self._all("checkpoint_written"))
 
     def finish_checkpoint(self) -> None:
-        """Wait for what ``save_checkpoint`` began.
-
-        Raises:
-            DiskFull: It could not be written.
-        """
+        """Wait for what ``save_checkpoint`` began. Raises DiskFull: it could not be written."""
         self._all("finish_checkpoint")
 
     def load_checkpoint(self, folder: str | Path) -> None:
@@ -325,15 +309,13 @@ class ActorGroup:
 
     def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
         """Move memory to the host as ``actor.offload`` says, before engines take memory for
-        ``weights`` or ``kv_cache``; see :meth:`rlmath.actor.worker.ActorWorker.make_room`.
+        ``weights`` or ``kv_cache``; see :meth:`rlmath.actor.worker.ActorWorker.make_room`. Returns
+        remaining memory of each rank; empty if nothing is offloaded.
 
         Args:
             part: ``weights`` or ``kv_cache``.
             meanwhile: Called while the ranks are moving memory. If it fails, its error is raised
                 after they are done.
-
-        Returns:
-            Remaining memory of each rank; empty if nothing is offloaded.
         """
         offloads = self.settings.offload != "none"
         calls = [w.make_room.remote(part) for w in self._workers] if offloads else []

@@ -73,17 +73,11 @@ class HeadLinear(nn.Module):
 
 @dataclass(frozen=True)
 class Head:
-    """A rank's output layer.
+    """A rank's output layer."""
 
-    Attributes:
-        weight: ``[v, h]``, the rank's slice; the embedding's where they are tied.
-        product: Product for a chunk of rows.
-        sequence_parallel: Whether tensor ranks have parts of the hidden states' rows.
-    """
-
-    weight: Tensor
-    product: HeadLinear
-    sequence_parallel: bool
+    weight: Tensor  # [v, h], the rank's slice; the embedding's where they are tied.
+    product: HeadLinear  # Product for a chunk of rows.
+    sequence_parallel: bool  # Whether tensor ranks have parts of the hidden states' rows.
 
     def log_probs(
         self, hidden: Tensor, rows: Tensor, targets: Tensor, distribution: Distribution
@@ -93,10 +87,8 @@ class Head:
         Differentiable in ``hidden`` and in the weight. Where Megatron's DDP gave the weight a
         ``main_grad``, its gradient is added to that in float32 at once, after which the weight's
         ``after_head`` is called, and autograd gets none; zeros where DDP waits for it
-        (``actor.overlap_gradients``).
-
-        Args:
-            hidden: ``[t, h]``; under sequence parallelism this rank's part of it.
+        (``actor.overlap_gradients``). ``hidden``: ``[t, h]``; under sequence parallelism this
+        rank's part of it.
         """
         vocab = distribution.slice(len(self.weight))
         result: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(  # type: ignore[assignment]

@@ -58,10 +58,7 @@ def prepare_without_te() -> None:
 
 def share_rotary_table(model: Any) -> None:
     """Let all layers of a chunk share one rotary embedding, which caches the angles of one length.
-
-    Args:
-        model: Megatron's ``GPTModel``.
-    """
+    ``model``: Megatron's ``GPTModel``."""
     from rlmath.actor.rotary import keep_one_rotary_table
 
     layers = [layer.self_attention for layer in model.decoder.layers]
@@ -78,10 +75,8 @@ def sum_rotary_key_gradients(model: Any) -> None:
     the columns of a ``ColumnParallelLinear`` without summing it, so the gradients of
     ``kv_a_proj_with_mqa`` and of everything before it would be wrong. If the product has its whole
     width, Megatron gathers the rotated part along the sequence instead, and sums its gradient.
-
-    Args:
-        model: Megatron's ``GPTModel``. Nothing is changed without sequence parallelism, because
-            then tensor ranks that share an MoE do not train.
+    ``model``: Megatron's ``GPTModel``. Nothing is changed without sequence parallelism, because
+    then tensor ranks that share an MoE do not train.
     """
     from megatron.core import tensor_parallel as tp
 

@@ -28,20 +28,15 @@ class Distribution:
     """``softmax(logits / temperature)`` over the real vocabulary, sharded over tensor ranks.
 
     Rows that pad the vocabulary to a multiple of the tensor ranks are excluded.
-
-    Attributes:
-        temperature: Sampling temperature, above 0.
-        vocab_size: Real size of the whole vocabulary.
-        rank: This process's rank in ``group``.
-        group: Tensor-parallel ranks; ``None`` if one rank has the whole vocabulary.
-        batch_invariant: Sum a row in an order that does not depend on other rows; on CUDA, with
-            Megatron's batch-invariant mode.
     """
 
-    temperature: float
-    vocab_size: int
-    rank: int = 0
+    temperature: float  # Sampling temperature, above 0.
+    vocab_size: int  # Real size of the whole vocabulary.
+    rank: int = 0  # This process's rank in group.
+    # Tensor-parallel ranks; None if one rank has the whole vocabulary.
     group: dist.ProcessGroup | None = None
+    # Sum a row in an order that does not depend on other rows; on CUDA, with Megatron's
+    # batch-invariant mode.
     batch_invariant: bool = False
 
     def slice(self, size: int) -> VocabSlice:
@@ -58,21 +53,14 @@ class Distribution:
 
 @dataclass(frozen=True)
 class VocabSlice:
-    """A rank's slice of the vocabulary (see :class:`Distribution`), and its arithmetic.
+    """A rank's slice of the vocabulary (see :class:`Distribution`), and its arithmetic."""
 
-    Attributes:
-        start: First entry of the slice.
-        num_valid: Number of entries that are not padding; the first ones.
-        temperature: Sampling temperature.
-        group: Tensor-parallel ranks; ``None`` if one rank has the whole vocabulary.
-        row_sum: Sums rows ``[n, v]`` to ``[n]``.
-    """
-
-    start: int
-    num_valid: int
-    temperature: float
+    start: int  # First entry of the slice.
+    num_valid: int  # Number of entries that are not padding; the first ones.
+    temperature: float  # Sampling temperature.
+    # Tensor-parallel ranks; None if one rank has the whole vocabulary.
     group: dist.ProcessGroup | None
-    row_sum: RowSum
+    row_sum: RowSum  # Sums rows [n, v] to [n].
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """``[r]`` each: indices of targets in the slice, and whether they are in it."""
@@ -221,16 +209,14 @@ def _batch_invariant_sum(x: Tensor) -> Tensor:
 def vocab_parallel_log_probs(
     logits: Tensor, rows: Tensor, targets: Tensor, distribution: Distribution
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of given tokens, and the entropy. Both results are differentiable.
+    """Log-probs of given tokens, and the entropy. Both results are differentiable. Returns
+    log-probabilities ``[r]`` and entropies ``[r]`` in nats, float32, equal on all ranks.
 
     Args:
         logits: ``[t, v]``, this rank's slice of the vocabulary.
         rows: ``[r]`` int64, positions to compute; no duplicates.
         targets: ``[r]`` int64, the token at each position.
         distribution: The distribution that the logits represent.
-
-    Returns:
-        Log-probabilities ``[r]`` and entropies ``[r]`` in nats, float32, equal on all ranks.
     """
     result: tuple[Tensor, Tensor] = _VocabParallelLogProbs.apply(  # type: ignore[assignment]
         logits, rows, targets, distribution.slice(logits.size(1))

@@ -34,17 +34,11 @@ Vector = list[list[Tensor]]
 
 @dataclass(frozen=True)
 class Products:
-    """Products of two vectors that are sharded over ranks.
+    """Products of two vectors that are sharded over ranks."""
 
-    Attributes:
-        own: Squared norm of one.
-        earlier: Squared norm of the other.
-        both: Their dot product.
-    """
-
-    own: float
-    earlier: float
-    both: float
+    own: float  # Squared norm of one.
+    earlier: float  # Squared norm of the other.
+    both: float  # Their dot product.
 
     @property
     def cosine(self) -> float | None:
@@ -55,42 +49,29 @@ class Products:
 
 @dataclass(frozen=True)
 class Pulls:
-    """Pulls on the tokens of a rank's share of a minibatch.
+    """Pulls on the tokens of a rank's share of a minibatch."""
 
-    Attributes:
-        places: ``[N]`` int64, indices of the sequences in the step.
-        response_lengths: ``[N]`` int64, in tokens.
-        values: ``[R]`` float32.
-    """
-
-    places: Tensor
-    response_lengths: Tensor
-    values: Tensor
+    places: Tensor  # [N] int64, indices of the sequences in the step.
+    response_lengths: Tensor  # [N] int64, in tokens.
+    values: Tensor  # [R] float32.
 
 
 @dataclass(frozen=True)
 class ObservedUpdate:
-    """A rank's observation of an update.
+    """A rank's observation of an update."""
 
-    Attributes:
-        gradients: For each minibatch, the gradient before clipping and that of the earlier update.
-        change: The same for the change of the weights; ``None`` without a minibatch.
-        pulls: Pulls of each minibatch, on ranks that report; else empty.
-    """
-
+    # For each minibatch, the gradient before clipping and that of the earlier update.
     gradients: tuple[Products, ...]
-    change: Products | None
-    pulls: tuple[Pulls, ...]
+    change: Products | None  # The same for the change of the weights; None without a minibatch.
+    pulls: tuple[Pulls, ...]  # Pulls of each minibatch, on ranks that report; else empty.
 
 
 class UpdateObserver:
     """Observes one update of a rank's policy.
 
     Keeps a copy of each minibatch's gradient in host memory for the update that will be compared
-    with this one, unless this update is itself compared.
-
-    Args:
-        earlier: Observer of an update to compare this one with; ``None``: none.
+    with this one, unless this update is itself compared. ``earlier``: observer of an update to
+    compare this one with; ``None``: none.
     """
 
     def __init__(self, earlier: UpdateObserver | None = None) -> None:
@@ -129,11 +110,8 @@ class UpdateObserver:
         self._products.append(products_of(optimizer, own, left.pop(0) if left else None))
 
     def finish(self, optimizer: Any, reports: bool = True) -> ObservedUpdate:
-        """Compare with the earlier update. Collective.
-
-        Args:
-            reports: Whether this rank's pulls are used.
-        """
+        """Compare with the earlier update. Collective. ``reports``: whether this rank's pulls are
+        used."""
         earlier, self._earlier = self._earlier, None
         change = None
         if self._before:
@@ -184,11 +162,8 @@ def gradient_of(optimizer: Any) -> Vector:
 
 
 def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
-    """Products in float64, over all ranks. Collective.
-
-    Args:
-        earlier: ``None``: none, with products 0.
-    """
+    """Products in float64, over all ranks. Collective. ``earlier``: ``None``: none, with products
+    0."""
     total = torch.zeros(3, dtype=torch.float64)
     for place, part in enumerate(_parts(optimizer)):
         sums = torch.zeros(3, dtype=torch.float64)

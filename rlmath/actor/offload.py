@@ -52,17 +52,11 @@ _ALIGNMENT_BYTES = 256
 
 @dataclass(frozen=True)
 class _Released:
-    """A storage without its bytes.
+    """A storage without its bytes."""
 
-    Attributes:
-        storage: Storage on the device.
-        num_bytes: Size to restore.
-        place: Offset in the host's buffer.
-    """
-
-    storage: torch.UntypedStorage
-    num_bytes: int
-    place: int
+    storage: torch.UntypedStorage  # Storage on the device.
+    num_bytes: int  # Size to restore.
+    place: int  # Offset in the host's buffer.
 
 
 class DeviceState:

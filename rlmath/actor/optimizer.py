@@ -79,10 +79,7 @@ def build_optimizer(
     chunks: Sequence[Any], settings: OptimizerConfig, dtype: torch.dtype, *, distributed: bool
 ) -> Any:
     """Megatron's Adam over the parameters of wrapped chunks, weight decay on matrices only.
-
-    Args:
-        distributed: Data-parallel ranks share the optimizer state.
-    """
+    ``distributed``: data-parallel ranks share the optimizer state."""
     from megatron.core import optimizer as megatron
     from megatron.core.optimizer import get_megatron_optimizer
     from megatron.core.optimizer import get_standard_config_overrides as overrides

@@ -22,11 +22,7 @@ ATTENTION = "core_attention"
 
 @contextlib.contextmanager
 def quantized_cache(module: nn.Module) -> Iterator[None]:
-    """Let a rank's stage attend to keys and values rounded to FP8.
-
-    Args:
-        module: A rank's stage.
-    """
+    """Let a rank's stage attend to keys and values rounded to FP8. ``module``: a rank's stage."""
 
     @torch.no_grad()
     def before(attention: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

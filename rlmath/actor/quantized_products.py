@@ -25,9 +25,7 @@ def quantized_products(module: nn.Module) -> Iterator[None]:
     """Let a rank's stage multiply in FP8.
 
     The weight of one matrix at a time is replaced, so this needs memory for only one matrix.
-
-    Args:
-        module: A rank's stage.
+    ``module``: a rank's stage.
     """
     kept: dict[int, torch.Tensor] = {}
     merged: set[int] = set()

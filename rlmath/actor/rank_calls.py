@@ -25,19 +25,13 @@ class ActorError(ComponentError):
 
 
 class RankCalls:
-    """Waits for calls, one set at a time.
-
-    Args:
-        log_dir: Folder with each rank's output.
-
-    Attributes:
-        waiting_on: The current call, and the ranks that have not answered.
-    """
+    """Waits for calls, one set at a time. ``log_dir``: folder with each rank's output."""
 
     def __init__(self, log_dir: str) -> None:
         self.log_dir = log_dir
         self._count = 0
         self._unawaited: tuple[str, list[Any]] = ("", [])
+        # The current call, and the ranks that have not answered.
         self.waiting_on: tuple[str, list[int]] = ("", [])
 
     def progress(self) -> tuple[int, int]:

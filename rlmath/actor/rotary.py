@@ -60,10 +60,7 @@ def keep_one_rotary_table(rotary: Any) -> None:
 
     Megatron caches those of 32 lengths, shared by all models, and every micro-batch has a different
     length: at 32,768 positions of 128 float32 angles half a GiB of GPU memory. Within a micro-batch
-    all layers get the same table.
-
-    Args:
-        rotary: Megatron's ``RotaryEmbedding``.
+    all layers get the same table. ``rotary``: Megatron's ``RotaryEmbedding``.
     """
     compute = type(rotary).forward.__wrapped__
     rotary.forward = functools.lru_cache(maxsize=1)(functools.partial(compute, rotary))

@@ -113,11 +113,8 @@ class RoutingReplay:
 
     def check(self, shard: Shard) -> None:
         """Raise unless the routes were recorded by the shard's own old-log-prob pass, or its
-        samples have the engine's routes.
-
-        Raises:
-            ValueError: There are none, or they belong to another shard.
-        """
+        samples have the engine's routes. Raises ValueError: there are none, or they belong to
+        another shard."""
         # Values may be added to a shard, but its `places` stay the same object.
         is_recorded = self._shard is not None and self._shard.places is shard.places
         if self._from_engine and not is_recorded:
@@ -150,11 +147,7 @@ class RoutingReplay:
         self._totals.add_mismatch(before, replayed, free, batch.loss_mask)
 
     def finish(self) -> dict[str, float]:
-        """Clear the routes. Collective.
-
-        Returns:
-            ``routing/...`` over all ranks.
-        """
+        """Clear the routes. Collective. Returns ``routing/...`` over all ranks."""
         totals = self._totals
         self.clear()
         totals.all_reduce()
@@ -226,9 +219,6 @@ class RouterRecorder(RouterReplay):
     Args:
         router: The router that uses this recorder.
         experts: Number of experts of the model.
-
-    Attributes:
-        routes: ``[tokens, experts per token]`` of each micro-batch, in host memory.
     """
 
     def __init__(self, router: Any, experts: int) -> None:
@@ -236,6 +226,7 @@ class RouterRecorder(RouterReplay):
         # Megatron's list is global to the process, for all models.
         RouterReplay.global_router_replay_instances.remove(self)
         router.router_replay = self
+        # [tokens, experts per token] of each micro-batch, in host memory.
         self.routes: list[Tensor] = []
         self._router = router
         self._dtype = torch.uint8 if experts <= 256 else torch.int16

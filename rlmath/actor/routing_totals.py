@@ -15,19 +15,16 @@ MAX_MISSING_SHARE = 0.1
 
 @dataclass(frozen=True)
 class RoutingTotals:
-    """Sums over tokens. Totals of several ranks add up.
+    """Sums over tokens. Totals of several ranks add up."""
 
-    Attributes:
-        counts: ``[layers, 2 + experts]`` float64: tokens whose routes were compared, tokens whose
-            experts differ, and the recorded tokens of each expert.
-        engine: ``[layers, 3]`` float64: tokens, tokens with routes of the engine, and those of them
-            that the actor's router would route differently.
-        mismatch: ``[3]`` float64: tokens in the loss, and their sums of |difference| of log-probs
-            with and without the replayed routes.
-    """
-
+    # [layers, 2 + experts] float64: tokens whose routes were compared, tokens whose experts differ,
+    # and the recorded tokens of each expert.
     counts: Tensor
+    # [layers, 3] float64: tokens, tokens with routes of the engine, and those of them that the
+    # actor's router would route differently.
     engine: Tensor
+    # [3] float64: tokens in the loss, and their sums of |difference| of log-probs with and without
+    # the replayed routes.
     mismatch: Tensor
 
     @classmethod
@@ -91,11 +88,8 @@ class RoutingTotals:
             self.mismatch[place] += apart[mask.cpu()].sum()
 
     def metrics(self, is_moe: list[bool]) -> dict[str, float]:
-        """``routing/...``, by the names in ``docs/metrics.md``.
-
-        Args:
-            is_moe: Whether each layer is MoE.
-        """
+        """``routing/...``, by the names in ``docs/metrics.md``. ``is_moe``: whether each layer is
+        MoE."""
         return self._of_recorded(is_moe) | self._of_engine(is_moe) | self._of_mismatch()
 
     def _of_mismatch(self) -> dict[str, float]:

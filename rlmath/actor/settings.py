@@ -26,13 +26,10 @@ from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """The reference model of a KL term.
+    """The reference model of a KL term."""
 
-    Attributes:
-        kind: ``none``; ``frozen``: the initial weights; ``averaged`` and ``reset``: renewed by
-            ``MegatronActor.renew_reference``.
-    """
-
+    # none; frozen: the initial weights; averaged and reset: renewed by
+    # MegatronActor.renew_reference.
     kind: str = "none"
 
     @property
@@ -43,67 +40,51 @@ class ReferenceSettings:
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """All settings of a rank except its place.
+    """All settings of a rank except its place."""
 
-    Attributes:
-        model_path: Hugging Face folder of the initial weights.
-        model: Settings of the model.
-        optimizer: With ``decay_steps`` set, unless the schedule is constant; ``None`` for a model
-            that is not trained (the reference).
-        temperature: Sampling temperature, at which log-probs are taken.
-        max_tokens_per_microbatch: Token budget of a micro-batch.
-        max_tokens_per_forward: Token budget of a micro-batch of a forward-only pass; ``None``: it
-            takes the update's micro-batches.
-        max_sequence_length: Longest prompt and response together, in tokens.
-        reference: Whether to keep a reference model, in host memory.
-        distributed_optimizer: Share the optimizer's state between data-parallel ranks.
-        overlap_gradients: Sum gradients over ranks while the last micro-batch is computed.
-        overlap_param_gather: Gather updated parameters during the next forward pass.
-        offload: Memory moved to the host while engines sample: ``none``, ``optimizer`` or ``all``.
-        offload_in_backward: Keep the optimizer's state on the device only for its steps.
-        routing_replay: ``none``; ``old_log_probs``: an update of a MoE takes the routes of the
-            old-log-prob pass; ``engine``: both take those that the engine sampled with.
-        share_prompts: Sequences with one prompt share its rows; see ``pack``. Only where
-            ``sharing_problem`` finds nothing.
-        lora: Low-rank adapters, the only trained weights; ``None``: all weights are trained.
-        engines_in_fp8: The engines' FP8 computations, for which the gate's noise must account.
-        value: Settings of the value model in the same processes, if any.
-    """
-
-    model_path: str
-    model: ModelSettings
+    model_path: str  # Hugging Face folder of the initial weights.
+    model: ModelSettings  # Settings of the model.
+    # With decay_steps set, unless the schedule is constant; None for a model that is not trained
+    # (the reference).
     optimizer: OptimizerConfig | None
-    temperature: float
-    max_tokens_per_microbatch: int
-    max_sequence_length: int
+    temperature: float  # Sampling temperature, at which log-probs are taken.
+    max_tokens_per_microbatch: int  # Token budget of a micro-batch.
+    max_sequence_length: int  # Longest prompt and response together, in tokens.
+    # Token budget of a micro-batch of a forward-only pass; None: it takes the update's
+    # micro-batches.
     max_tokens_per_forward: int | None = None
+    # Whether to keep a reference model, in host memory.
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    # Share the optimizer's state between data-parallel ranks.
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
+    # Sum gradients over ranks while the last micro-batch is computed.
     overlap_gradients: bool = ActorConfig.overlap_gradients
+    # Gather updated parameters during the next forward pass.
     overlap_param_gather: bool = ActorConfig.overlap_param_gather
+    # Memory moved to the host while engines sample: none, optimizer or all.
     offload: str = ActorConfig.offload.value
+    # Keep the optimizer's state on the device only for its steps.
     offload_in_backward: bool = ActorConfig.offload_in_backward
+    # none; old_log_probs: an update of a MoE takes the routes of the old-log-prob pass; engine:
+    # both take those that the engine sampled with.
     routing_replay: str = ActorConfig.routing_replay.value
+    # Sequences with one prompt share its rows; see pack. Only where sharing_problem finds nothing.
     share_prompts: bool = False
+    # Low-rank adapters, the only trained weights; None: all weights are trained.
     lora: Lora | None = None
+    # The engines' FP8 computations, for which the gate's noise must account.
     engines_in_fp8: InFp8 = NOTHING
-    value: ActorSettings | None = None
+    value: ActorSettings | None = None  # Settings of the value model in the same processes, if any.
 
 
 @dataclass(frozen=True)
 class StartedRank:
-    """A rank's report that it is ready.
+    """A rank's report that it is ready."""
 
-    Attributes:
-        data_parallel_rank: Index of its share of a batch.
-        weights_bytes: Size of its part of the policy.
-        read_s: Seconds spent reading that from the model's folder.
-        communicators: Communicators that it has opened.
-    """
-
-    data_parallel_rank: int
-    weights_bytes: int
-    read_s: float
+    data_parallel_rank: int  # Index of its share of a batch.
+    weights_bytes: int  # Size of its part of the policy.
+    read_s: float  # Seconds spent reading that from the model's folder.
+    # Communicators that it has opened.
     communicators: Communicators = field(default_factory=Communicators)
 
 
@@ -126,40 +107,33 @@ def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN)
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of an update.
+    """The result of an update."""
 
-    Attributes:
-        minibatches: Metrics of each computed minibatch, equal on all ranks.
-        early_stopped: Reason of each minibatch that was stopped early, by its index. (One whose
-            gradient is exactly 0 is also discarded, without a reason: nothing is wrong with it.)
-        clamped: Message for each minibatch with tokens whose log-ratio was clamped, by its index.
-        first: On ranks of the last stage: the policy's values for the rank's sequences of the
-            first minibatch, before any update, in the shard's order.
-        alignment: Agreement of these log-probs with the rollout log-probs, unless a pass came
-            before.
-        fingerprints: Fingerprints of these log-probs, likewise.
-        routing: Metrics of routing replay, ``routing/...``; empty without it.
-        traces: Traces of the rank's sequences that were selected for them.
-        gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
-        off_policy: On ranks that report: tokens of their sequences left out by
-            ``off_policy_mask_kl``, by the version of the sampling weights; empty without it.
-        sequences: On ranks that report: their sequences' contributions to the loss.
-        schedule_steps: Steps of the learning-rate schedule before the update.
-        step_findings: First rank with a finding of its probe, and the finding, per minibatch.
-    """
-
-    minibatches: list[dict[str, float]]
+    minibatches: list[dict[str, float]]  # Metrics of each computed minibatch, equal on all ranks.
+    # Reason of each minibatch that was stopped early, by its index. (One whose gradient is exactly
+    # 0 is also discarded, without a reason: nothing is wrong with it.)
     early_stopped: dict[int, str]
+    # On ranks of the last stage: the policy's values for the rank's sequences of the first
+    # minibatch, before any update, in the shard's order.
     first: TokenValues | None
+    # Message for each minibatch with tokens whose log-ratio was clamped, by its index.
     clamped: dict[int, str] = field(default_factory=dict)
+    # Agreement of these log-probs with the rollout log-probs, unless a pass came before.
     alignment: Alignment | None = None
-    fingerprints: SequenceFingerprints | None = None
+    fingerprints: SequenceFingerprints | None = None  # Fingerprints of these log-probs, likewise.
+    # Metrics of routing replay, routing/...; empty without it.
     routing: dict[str, float] = field(default_factory=dict)
+    # Traces of the rank's sequences that were selected for them.
     traces: tuple[TokenTrace, ...] = ()
+    # Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
     gradients: dict[str, int] = field(default_factory=dict)
+    # On ranks that report: tokens of their sequences left out by off_policy_mask_kl, by the version
+    # of the sampling weights; empty without it.
     off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)
+    # On ranks that report: their sequences' contributions to the loss.
     sequences: SequenceReport | None = None
-    schedule_steps: int = 0
+    schedule_steps: int = 0  # Steps of the learning-rate schedule before the update.
+    # First rank with a finding of its probe, and the finding, per minibatch.
     step_findings: StepFindings = ()
 
     @classmethod

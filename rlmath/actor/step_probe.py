@@ -39,19 +39,12 @@ GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
 
 
 class StepFinding(NamedTuple):
-    """The worst of what a rank's probe found; all 0: nothing.
+    """The worst of what a rank's probe found; all 0: nothing."""
 
-    Attributes:
-        kind: Index into ``FINDINGS``.
-        found: Actual value: a moment, a count, or a weight's change.
-        wanted: Expected value.
-        place: Where, if more is known than the rank.
-    """
-
-    kind: float = 0.0
-    found: float = 0.0
-    wanted: float = 0.0
-    place: str = ""
+    kind: float = 0.0  # Index into FINDINGS.
+    found: float = 0.0  # Actual value: a moment, a count, or a weight's change.
+    wanted: float = 0.0  # Expected value.
+    place: str = ""  # Where, if more is known than the rank.
 
 
 # Of each minibatch a rank and what its probe found.
@@ -60,25 +53,15 @@ StepFindings = tuple[tuple[int, StepFinding], ...]
 
 @dataclass(frozen=True)
 class AdamState:
-    """Elements of weights, gradients and moments, all ``[n]`` float64.
+    """Elements of weights, gradients and moments, all ``[n]`` float64."""
 
-    Attributes:
-        weights: Float32 main parameters.
-        first: First moments.
-        second: Second moments.
-        counts: Adam steps taken.
-        decay: Weight decay that each should have: matrices alone.
-        gradients: Before clipping; empty after a step.
-        drift: Difference between the model's parameters and the rounded ``weights``.
-    """
-
-    weights: Tensor
-    first: Tensor
-    second: Tensor
-    counts: Tensor
-    decay: Tensor
-    gradients: Tensor
-    drift: Tensor
+    weights: Tensor  # Float32 main parameters.
+    first: Tensor  # First moments.
+    second: Tensor  # Second moments.
+    counts: Tensor  # Adam steps taken.
+    decay: Tensor  # Weight decay that each should have: matrices alone.
+    gradients: Tensor  # Before clipping; empty after a step.
+    drift: Tensor  # Difference between the model's parameters and the rounded weights.
 
 
 def adam_step(

@@ -59,11 +59,8 @@ class Stops:
 
     @contextlib.contextmanager
     def running(self, micro_batches: int) -> Iterator[None]:
-        """Run a pass over this number of micro-batches.
-
-        Raises:
-            UpdateStopped: After the pass, if any was skipped.
-        """
+        """Run a pass over this number of micro-batches. Raises UpdateStopped: after the pass, if
+        any was skipped."""
         try:
             yield
             if self.is_skipped(micro_batches - 1):
@@ -86,11 +83,8 @@ class Stops:
         return self._first + number >= self._limit
 
     def before_optimizer_step(self) -> None:
-        """Mark that the step changes weights from here on.
-
-        Raises:
-            UpdateStopped: The ranks have agreed to stop first.
-        """
+        """Mark that the step changes weights from here on. Raises UpdateStopped: the ranks have
+        agreed to stop first."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self._limit < math.inf:
@@ -120,11 +114,8 @@ stops = Stops()
 
 
 def ask_to_stop(address: str, port: int) -> None:
-    """Ask the ranks with this store to stop.
-
-    Raises:
-        torch.distributed.DistError: The store does not answer.
-    """
+    """Ask the ranks with this store to stop. Raises torch.distributed.DistError: the store does not
+    answer."""
     _open(address, port).set(_ASKED, "yes")
 
 

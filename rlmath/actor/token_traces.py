@@ -29,23 +29,16 @@ _OF_BATCH = (
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """One sequence in its minibatch.
+    """One sequence in its minibatch."""
 
-    Attributes:
-        place: Index in the step.
-        minibatch: Index from 0.
-        discarded: Whether the minibatch changed no weight.
-        weight: Weight of each of its tokens in the minibatch's loss.
-        values: ``[n]`` each, by name: ``token_ids``; the fields of ``TrainingBatch`` that exist;
-            ``log_probs`` and ``entropy`` of the policy in the update; ``pulls``, with the KL term
-            and without the entropy's; ``clipped``: the policy term's derivative with respect to
-            this token's log-prob is 0, though its advantage, weight and factor are not.
-    """
-
-    place: int
-    minibatch: int
-    discarded: bool
-    weight: float
+    place: int  # Index in the step.
+    minibatch: int  # Index from 0.
+    discarded: bool  # Whether the minibatch changed no weight.
+    weight: float  # Weight of each of its tokens in the minibatch's loss.
+    # [n] each, by name: token_ids; the fields of TrainingBatch that exist; log_probs and entropy of
+    # the policy in the update; pulls, with the KL term and without the entropy's; clipped: the
+    # policy term's derivative with respect to this token's log-prob is 0, though its advantage,
+    # weight and factor are not.
     values: Mapping[str, Tensor]
 
 

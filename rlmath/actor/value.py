@@ -92,11 +92,7 @@ class _InFloat32(torch.autograd.Function):
 
 
 class ValueModel(RankModel):
-    """This process's part of the value model.
-
-    Attributes:
-        step_findings: Findings of the last update.
-    """
+    """This process's part of the value model. ``step_findings``: findings of the last update."""
 
     _prints: TensorPrints | None = None
     step_findings: StepFindings = ()
@@ -125,12 +121,8 @@ class ValueModel(RankModel):
 
     @torch.no_grad()
     def shard_values(self, shard: Shard) -> Tensor | None:
-        """Values before each response token of the shard.
-
-        Returns:
-            ``[R]`` float32 in units of the reward and in the shard's order, on all ranks of the
-            last stage; else ``None``.
-        """
+        """Values before each response token of the shard. Returns ``[R]`` float32 in units of the
+        reward and in the shard's order, on all ranks of the last stage; else ``None``."""
 
         def keep(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, Tensor]:
             values = _at_rows(one, output)
@@ -145,14 +137,12 @@ class ValueModel(RankModel):
         return self.update_shard(self.shard_of(batch, plan, seed), plan)
 
     def update_shard(self, shard: Shard, plan: StepPlan) -> list[dict[str, float]]:
-        """Optimizer steps towards the returns of the ranks' shards, one per minibatch.
+        """Optimizer steps towards the returns of the ranks' shards, one per minibatch. Returns
+        metrics of each minibatch, equal on all ranks.
 
         Args:
             shard: With ``values`` and ``returns``; only ranks of the last stage read them.
             plan: Plan of the step.
-
-        Returns:
-            Metrics of each minibatch, equal on all ranks.
         """
         metrics, findings = [], []
         for one in shard.shares():

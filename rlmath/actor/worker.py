@@ -188,11 +188,8 @@ class ActorWorker:
         self._profile.enter_context(recording(tool, folder, self.rank))
 
     def end_profile(self) -> str:
-        """Stop recording and write the trace.
-
-        Returns:
-            Why there is none; empty: it is written, or nothing was recorded.
-        """
+        """Stop recording and write the trace. Returns why there is none; empty: it is written, or
+        nothing was recorded."""
         profile, self._profile = self._profile, contextlib.ExitStack()
         try:
             profile.close()
@@ -260,10 +257,7 @@ class ActorWorker:
     @phase("weight_sync")
     def send_weights(self, version: int) -> None:
         """Send the present weights to the engines, from host memory if they are there. Collective.
-
-        Raises:
-            RuntimeError: There is no connection.
-        """
+        Raises RuntimeError: there is no connection."""
         if self.connection is None:
             raise RuntimeError(
                 f"rank {self.rank} is not connected to the engines: connect_engines was not called,"
@@ -280,10 +274,7 @@ class ActorWorker:
 
     def begin_room(self) -> Residue:
         """Begin to move memory to the host as ``actor.offload`` says; gradients are freed at once.
-
-        Returns:
-            The memory in use until :meth:`make_room`.
-        """
+        Returns the memory in use until :meth:`make_room`."""
         if self.value_model is not None:
             self.value_model.release()
         self.actor.begin_release(self.release_cached_memory)
@@ -295,14 +286,8 @@ class ActorWorker:
 
     def make_room(self, part: str) -> Residue:
         """Move memory to the host as ``actor.offload`` says, before engines take memory for a part.
-
-        Args:
-            part: ``weights``: the policy's weights may stay, as they are sent next; ``kv_cache``:
-                all moves.
-
-        Returns:
-            The remaining memory.
-        """
+        ``part``: ``weights``: the policy's weights may stay, as they are sent next; ``kv_cache``:
+        all moves. Returns the remaining memory."""
         if part == "kv_cache":
             self.actor.release()
         self.actor.release_optimizer()

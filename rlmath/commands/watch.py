@@ -27,8 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the last steps, then each step and event as it comes, until the run ends. Returns the
-    exit code: 0, however the run ended. Raises UserError: there is no run."""
+    """Show the last steps, then each step and event as it comes, until the run ends.
+
+    Returns:
+        The exit code: 0, however the run ended.
+
+    Raises:
+        UserError: There is no run.
+    """
     console = Console(highlight=False, soft_wrap=True)
     files = RunFolder(options.run_dir)
     steps = [line[STEP] for line in files.metrics]

@@ -64,14 +64,9 @@ class RolloutEngine(Engine):
             self._prepared = True
 
     def start(self) -> int | None:
-        """Load the model; returns when the engine can sample.
-
-        Returns:
-            Bytes of each rank's KV cache; ``None`` where vLLM does not measure it (CPU).
-
-        Raises:
-            Exception: Whatever vLLM says about settings, model or memory.
-        """
+        """Load the model; returns when the engine can sample. Returns bytes of each rank's KV
+        cache; ``None`` where vLLM does not measure it (CPU). Raises Exception: whatever vLLM says
+        about settings, model or memory."""
         self.prepare()
         self._loop.start()
         if self._cache is not None and self._index == 0:
@@ -130,10 +125,8 @@ class RolloutEngine(Engine):
         """Give weights and KV cache back to the GPU that the actor shares.
 
         The weights are dropped, not kept: an update has to follow before the next request. Where
-        updates bring adapters alone, the base model is kept in host memory.
-
-        Raises:
-            RuntimeError: The engine has requests, or was not made to sleep (``sleeps``).
+        updates bring adapters alone, the base model is kept in host memory. Raises RuntimeError:
+        the engine has requests, or was not made to sleep (``sleeps``).
         """
         self._refuse_unless_idle("sleep")
         if not self._spec.sleeps:
@@ -155,11 +148,8 @@ class RolloutEngine(Engine):
         self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
 
     def start_weight_update(self) -> None:
-        """Make ready for new weights. The engine must have no requests.
-
-        Raises:
-            RuntimeError: It has some: their samples would be of two versions.
-        """
+        """Make ready for new weights. The engine must have no requests. Raises RuntimeError: it has
+        some: their samples would be of two versions."""
         self._refuse_unless_idle("take new weights")
         self._weights_valid = False
         self._loop.rpc("start_weight_update")
@@ -227,9 +217,7 @@ class RolloutEngine(Engine):
         """Fingerprints of the weights in force, by Hugging Face name.
 
         See ``rlmath.engines.transports.engine_fingerprints`` for what they cover on a CPU.
-
-        Args:
-            part: Only this slice, and all adapters; ``None``: everything.
+        ``part``: only this slice, and all adapters; ``None``: everything.
         """
         from rlmath.engines.transports.engine_fingerprints import (
             engine_fingerprints,

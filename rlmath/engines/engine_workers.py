@@ -70,15 +70,13 @@ def smallest(sizes: Sequence[int | None]) -> int | None:
 
 
 def check_gpus(found: Sequence[int], assigned: Sequence[int] | None, names: Sequence[str]) -> None:
-    """Compare the GPUs that an engine's workers use with those that were reserved for it.
+    """Compare the GPUs that an engine's workers use with those that were reserved for it. Raises
+    RuntimeError: a worker uses a different GPU, which another engine or Megatron rank may use.
 
     Args:
         found: Number of each worker's GPU on the node.
         assigned: Numbers of the reserved GPUs, as vLLM interpreted ``names``.
         names: Ray's names of the GPUs.
-
-    Raises:
-        RuntimeError: A worker uses a different GPU, which another engine or Megatron rank may use.
     """
     if assigned is None or list(found) != list(assigned)[: len(found)]:
         raise RuntimeError(

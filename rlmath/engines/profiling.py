@@ -15,15 +15,10 @@ MAX_STEPS = 64
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """How engines are profiled.
+    """How engines are profiled."""
 
-    Attributes:
-        tool: ``torch`` or ``nsys``.
-        folder: Absolute, for the traces.
-    """
-
-    tool: ProfileTool
-    folder: Path
+    tool: ProfileTool  # torch or nsys.
+    folder: Path  # Absolute, for the traces.
 
 
 def profiler_arguments(profile: EngineProfile | None) -> dict[str, Any]:

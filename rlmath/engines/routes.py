@@ -27,17 +27,11 @@ _MANY_ROWS = 256
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """The part of a model's routes that is returned with a sample.
+    """The part of a model's routes that is returned with a sample."""
 
-    Attributes:
-        layers: Layers with experts, from 0.
-        experts: Experts per layer.
-        experts_per_token: Experts per token.
-    """
-
-    layers: tuple[int, ...]
-    experts: int
-    experts_per_token: int
+    layers: tuple[int, ...]  # Layers with experts, from 0.
+    experts: int  # Experts per layer.
+    experts_per_token: int  # Experts per token.
 
     @classmethod
     def of(cls, model: ModelSpec) -> RouteSpec:
@@ -53,19 +47,14 @@ class RouteSpec:
     def assemble(
         self, begun: NDArray[Any] | None, rows: Sequence[NDArray[Any]], tokens: int
     ) -> NDArray[Any] | None:
-        """Compute ``Sample.routes``.
+        """Compute ``Sample.routes``. Returns routes of all tokens except the last; ``begun`` if the
+        number of rows does not match the tokens. Raises RuntimeError: the rows are not in the
+        expected format.
 
         Args:
             begun: Routes of earlier parts of the sample.
             rows: vLLM's rows for the following tokens; empty if it computed none.
             tokens: Length of prompt plus response.
-
-        Returns:
-            Routes of all tokens except the last; ``begun`` if the number of rows does not match the
-            tokens.
-
-        Raises:
-            RuntimeError: The rows are not in the expected format.
         """
         new = [self._of_layers(np.concatenate(rows))] if rows else []
         pieces = new if begun is None else [begun, *new]

@@ -35,14 +35,12 @@ class RunningRequest:
             self.spans.append((version, len(self.token_ids)))
 
     def take(self, output: Any, version: int) -> int:
-        """Add what vLLM's engine core returned for it.
+        """Add what vLLM's engine core returned for it. Returns tokens of its begun part that were
+        still in the KV cache.
 
         Args:
             output: vLLM's ``EngineCoreOutput``.
             version: Weights version of the step.
-
-        Returns:
-            Tokens of its begun part that were still in the KV cache.
         """
         if output.new_token_ids:
             self.begin(version)

@@ -46,11 +46,8 @@ GATHER_S = 0.1
 
 
 def import_vllm(device: str) -> None:
-    """Import the modules for creating an engine, which takes seconds.
-
-    Args:
-        device: ``cuda`` or ``cpu``.
-    """
+    """Import the modules for creating an engine, which takes seconds. ``device``: ``cuda`` or
+    ``cpu``."""
     # Loaded by name when a worker is created, in this process for an engine of one rank.
     worker = "gpu_worker" if device == "cuda" else "cpu_worker"
     with paused_collector(), _quickly(device):
@@ -69,11 +66,6 @@ class StepLoop:
     so a step may still be running when its last request has finished or was aborted. The loop waits
     for such steps before the engine counts as idle: nothing computes with the weights while they
     change, or while the engine sleeps.
-
-    Attributes:
-        weights_version: Version of the active weights.
-        kv_cache_bytes: Size of each rank's KV cache; ``None`` if vLLM does not measure it (CPU), or
-            before ``start``.
     """
 
     def __init__(self, spec: EngineSpec, engine_index: int) -> None:
@@ -104,15 +96,13 @@ class StepLoop:
         self._thread = threading.Thread(target=self._run, name="vllm-steps", daemon=True)
         # The adapters of requests; none before the first weight sync.
         self._adapters: Any = None
-        self.weights_version = 0
+        self.weights_version = 0  # Version of the active weights.
+        # Size of each rank's KV cache; None if vLLM does not measure it (CPU), or before start.
         self.kv_cache_bytes: int | None = None
 
     def start(self) -> None:
-        """Create the engine; returns when it can sample.
-
-        Raises:
-            Exception: vLLM's error about settings, model or memory.
-        """
+        """Create the engine; returns when it can sample. Raises Exception: vLLM's error about
+        settings, model or memory."""
         ready: Future[None] = Future()
         self._calls.put((self._make_engine, ready))
         self._thread.start()
@@ -122,10 +112,8 @@ class StepLoop:
         """Add requests to the engine.
 
         Requests of an older generation are dropped, and late ones are ignored: a call that its
-        caller has abandoned may still arrive.
-
-        Raises:
-            ValueError: A request exceeds the engine's maximum sequence length.
+        caller has abandoned may still arrive. Raises ValueError: a request exceeds the engine's
+        maximum sequence length.
         """
         self.call(lambda: self._add(generation, requests))
 
@@ -139,10 +127,8 @@ class StepLoop:
     def progress(self, generation: int, timeout_s: float) -> Progress:
         """Samples of this generation that finished since the last call.
 
-        Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
-
-        Raises:
-            BaseException: The error that stopped the thread, if any.
+        Waits until there is one, the engine has no work, or ``timeout_s`` has passed. Raises
+        BaseException: the error that stopped the thread, if any.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -176,11 +162,8 @@ class StepLoop:
             return self._unfinished, self._tokens_generated
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run a function in the engine's thread, between two steps.
-
-        Raises:
-            RuntimeError: The thread has stopped.
-        """
+        """Run a function in the engine's thread, between two steps. Raises RuntimeError: the thread
+        has stopped."""
         result: Future[T] = Future()
         self._calls.put((function, result))
         while True:
@@ -215,11 +198,8 @@ class StepLoop:
             self._adapters = LoRARequest(name, ADAPTER_ID, f"/dev/null/{name}")
 
     def drain(self) -> None:
-        """Wait for running steps; afterwards the engine has no requests and runs nothing.
-
-        Raises:
-            RuntimeError: It has unfinished requests, or the thread has stopped.
-        """
+        """Wait for running steps; afterwards the engine has no requests and runs nothing. Raises
+        RuntimeError: it has unfinished requests, or the thread has stopped."""
 
         def idle() -> None:
             if self._running:

@@ -41,11 +41,8 @@ class TurnEnd:
         self._tail = 4 * max(len(closing) for _, closing in stop)
 
     def add(self, token_ids: Sequence[int]) -> int | None:
-        """Add tokens as they are sampled.
-
-        Returns:
-            Number of them up to the one that ended the turn; ``None``: it has not ended.
-        """
+        """Add tokens as they are sampled. Returns number of them up to the one that ended the turn;
+        ``None``: it has not ended."""
         for count, token in enumerate(token_ids, start=1):
             self._token_ids.append(token)
             may_end = self._may_end.get(token)

@@ -25,17 +25,13 @@ LOG_TAIL_LINES = 15
 
 def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype) -> Tensor:
     """Log-probabilities of the batch's response tokens from a vLLM engine, at temperature 1.
+    Returns ``[R]`` float32, in the batch's order. Raises WeightsError: the engine failed; the
+    message ends with its output.
 
     Args:
         folder: Hugging Face folder.
         batch: Sequences, which the engine reads as prompts.
         dtype: Type of the engine's weights.
-
-    Returns:
-        ``[R]`` float32, in the batch's order.
-
-    Raises:
-        WeightsError: The engine failed; the message ends with its output.
     """
     from rlmath.device import cuda_visible
     from rlmath.engines.requests import EngineSpec

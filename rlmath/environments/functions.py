@@ -70,15 +70,12 @@ class CallLimits:
 
 
 class FunctionTool(Tool, ToolSession):
-    """A function as a tool.
+    """A function as a tool. Raises ConfigError: it has no types or no documentation.
 
     Args:
         setting: Where the user named it, for messages.
         function: Typed and documented.
         limits: Limits of its calls.
-
-    Raises:
-        ConfigError: It has no types or no documentation.
     """
 
     def __init__(self, setting: str, function: Callable[..., Any], limits: CallLimits) -> None:

@@ -46,7 +46,8 @@ class PythonTool(Tool):
     """Runs code in warm sandboxes of this machine, or with a remote provider.
 
     Warm sandboxes need the local provider at level ``namespace``. Without them each call starts a
-    sandbox, which takes a tenth of a second or a request.
+    sandbox, which takes a tenth of a second or a request. Raises ConfigError: ``session`` without
+    warm sandboxes.
 
     Args:
         provider: Runs the code.
@@ -58,9 +59,6 @@ class PythonTool(Tool):
             longest lose theirs; their next call first repeats the earlier ones.
         preload: Packages that warm sandboxes import ahead, if they are installed.
         retries: Further attempts if a sandbox fails.
-
-    Raises:
-        ConfigError: ``session`` without warm sandboxes.
     """
 
     name = "python"
@@ -124,11 +122,8 @@ class PythonTool(Tool):
         return self.result(self.retry(attempt))
 
     def retry(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` until it raises no ProviderError.
-
-        Raises:
-            InfrastructureError: All attempts failed.
-        """
+        """Call ``attempt`` until it raises no ProviderError. Raises InfrastructureError: all
+        attempts failed."""
         for left in range(self._retries, -1, -1):
             try:
                 return attempt()
@@ -247,11 +242,7 @@ class _Kept(ToolSession):
 
 
 class _Owners:
-    """The sandboxes of sessions. Thread-safe.
-
-    Args:
-        most: Most sandboxes that sessions have.
-    """
+    """The sandboxes of sessions. Thread-safe. ``most``: most sandboxes that sessions have."""
 
     def __init__(self, pool: WarmSandboxes, most: int) -> None:
         self._pool, self._most = pool, most
@@ -260,11 +251,8 @@ class _Owners:
         self._between_calls: dict[_Kept, Sandbox] = {}  # the one used last comes last
 
     def acquire(self, session: _Kept) -> Sandbox:
-        """A session's sandbox for a call, or one without names if it has none.
-
-        Raises:
-            ProviderError: None can be started, or the session is closed.
-        """
+        """A session's sandbox for a call, or one without names if it has none. Raises
+        ProviderError: none can be started, or the session is closed."""
         taken = None
         with self._lock:
             if session.is_closed:  # Between two calls of a turn.

@@ -24,11 +24,8 @@ class ToolSession(ABC):
 
     @abstractmethod
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call the tool; may take seconds.
-
-        Raises:
-            InfrastructureError: Nothing is known about the call, after retries.
-        """
+        """Call the tool; may take seconds. Raises InfrastructureError: nothing is known about the
+        call, after retries."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what the sample holds."""

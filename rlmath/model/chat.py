@@ -17,11 +17,8 @@ _SAID = "twenty three"
 
 
 def clock(date: str | None) -> Callable[[str], str]:
-    """``strftime_now`` for chat templates.
-
-    Args:
-        date: Today as YYYY-MM-DD; ``None``: the machine's date.
-    """
+    """``strftime_now`` for chat templates. ``date``: today as YYYY-MM-DD; ``None``: the machine's
+    date."""
     now = datetime.datetime.now() if date is None else datetime.datetime.fromisoformat(date)
     return now.strftime
 
@@ -57,14 +54,12 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     **options: Any,
 ) -> str:
-    """Render a chat like transformers.
+    """Render a chat like transformers. Raises Exception: raised by the template, such as
+    ``jinja2.TemplateError``.
 
     Args:
         tools: Schemas of the tools that the model may call.
         options: Further variables of the template, such as ``enable_thinking``.
-
-    Raises:
-        Exception: Raised by the template, such as ``jinja2.TemplateError``.
     """
     return str(
         _compile(template).render(
@@ -112,10 +107,8 @@ def is_instruct(path: str) -> bool:
     """Whether a model ends its turn as its chat template does.
 
     Base models often have the template of their instruct version: Qwen2.5-7B ends texts with
-    ``<|endoftext|>``, but its template ends turns with ``<|im_end|>``.
-
-    Args:
-        path: A Hugging Face folder, or ``tiny``.
+    ``<|endoftext|>``, but its template ends turns with ``<|im_end|>``. ``path``: a Hugging Face
+    folder, or ``tiny``.
     """
     if path == TINY:
         return True

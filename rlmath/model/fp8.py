@@ -22,15 +22,10 @@ _STEPS = 512
 
 @dataclass(frozen=True)
 class InFp8:
-    """Parts of the engines that use FP8.
+    """Parts of the engines that use FP8."""
 
-    Attributes:
-        matrices: Products of layers (``rollout.quantization``).
-        kv_cache: Keys and values (``rollout.kv_cache_dtype``).
-    """
-
-    matrices: bool = False
-    kv_cache: bool = False
+    matrices: bool = False  # Products of layers (rollout.quantization).
+    kv_cache: bool = False  # Keys and values (rollout.kv_cache_dtype).
 
     def __bool__(self) -> bool:
         return self.matrices or self.kv_cache
@@ -40,14 +35,8 @@ NOTHING = InFp8()
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize rows to FP8.
-
-    Args:
-        rows: ``[..., n]``, float32 or bfloat16.
-
-    Returns:
-        ``[..., n]`` e4m3, and their float32 scales ``[..., 1]``.
-    """
+    """Quantize rows to FP8. ``rows``: ``[..., n]``, float32 or bfloat16. Returns ``[..., n]`` e4m3,
+    and their float32 scales ``[..., 1]``."""
     largest = rows.abs().amax(-1, keepdim=True).float()
     divisor = torch.tensor(LARGEST, device=rows.device)
     scale = (largest / divisor).clamp_min(1.0 / (divisor * _STEPS))

@@ -35,15 +35,10 @@ BLOCKWISE_CUDA = (12, 9)
 
 @dataclass(frozen=True)
 class Fp8Training:
-    """FP8 settings of the actor.
+    """FP8 settings of the actor."""
 
-    Attributes:
-        format: ``hybrid`` (e4m3, and e5m2 for the gradients of activations) or ``e4m3``.
-        recipe: Unit of a scale: ``blockwise``, ``tensorwise`` or ``mxfp8``.
-    """
-
-    format: str
-    recipe: str
+    format: str  # hybrid (e4m3, and e5m2 for the gradients of activations) or e4m3.
+    recipe: str  # Unit of a scale: blockwise, tensorwise or mxfp8.
 
     @property
     def block(self) -> int:
@@ -62,23 +57,14 @@ class Fp8Training:
 
 @dataclass(frozen=True)
 class RankMatrix:
-    """A matrix of a layer on one rank.
+    """A matrix of a layer on one rank."""
 
-    Attributes:
-        name: Megatron's name.
-        rows: Output width, before sharding.
-        columns: Input width, before sharding.
-        row_ranks: Number of ranks that shard the rows.
-        column_ranks: Number of ranks that shard the columns.
-        count: Number of such matrices in a layer of a rank.
-    """
-
-    name: str
-    rows: int
-    columns: int
-    row_ranks: int = 1
-    column_ranks: int = 1
-    count: int = 1
+    name: str  # Megatron's name.
+    rows: int  # Output width, before sharding.
+    columns: int  # Input width, before sharding.
+    row_ranks: int = 1  # Number of ranks that shard the rows.
+    column_ranks: int = 1  # Number of ranks that shard the columns.
+    count: int = 1  # Number of such matrices in a layer of a rank.
 
     @property
     def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -95,10 +81,8 @@ def rank_matrices(spec: ModelSpec, layout: Layout, moe: bool | None = None) -> l
     """The matrices of a layer that are multiplied in FP8.
 
     Excluded are the router, the gate of shared experts, and the embedding and output layers, which
-    Megatron multiplies itself.
-
-    Args:
-        moe: Matrices of an MoE layer, or of a dense one; ``None``: of both, if the model has them.
+    Megatron multiplies itself. ``moe``: matrices of an MoE layer, or of a dense one; ``None``: of
+    both, if the model has them.
     """
     tp, etp = layout.tensor_parallel, layout.expert_tensor_parallel
     hidden, query = spec.hidden, spec.heads * spec.head_dim

@@ -51,11 +51,8 @@ class HubUnreachable(Exception):
 
 
 def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | None:
-    """Why the hub would refuse a model or data set; ``None`` if it would not.
-
-    Raises:
-        HubUnreachable: The hub cannot be asked.
-    """
+    """Why the hub would refuse a model or data set; ``None`` if it would not. Raises
+    HubUnreachable: the hub cannot be asked."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -76,11 +73,8 @@ def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | Non
 
 
 def download_model(name: str) -> Path:
-    """Download a model into the cache, with the hub's progress bars and token.
-
-    Raises:
-        UserError: The hub is unreachable, has no such model, or requires a token.
-    """
+    """Download a model into the cache, with the hub's progress bars and token. Raises UserError:
+    the hub is unreachable, has no such model, or requires a token."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -98,11 +92,8 @@ def download_model(name: str) -> Path:
 
 
 def local_model(path: str) -> Path:
-    """Folder of a model: ``path`` itself, or a model of the hub, downloaded if missing.
-
-    Raises:
-        UserError: It cannot be downloaded.
-    """
+    """Folder of a model: ``path`` itself, or a model of the hub, downloaded if missing. Raises
+    UserError: it cannot be downloaded."""
     if not is_hub_model(path):
         return Path(path).expanduser()
     return cached_model(path) or download_model(path)

@@ -49,28 +49,21 @@ def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of a model's process groups. Ranks = tensor x pipeline x context x data.
+    """Sizes of a model's process groups. Ranks = tensor x pipeline x context x data."""
 
-    Attributes:
-        tensor_parallel: Ranks that share each layer's matrices.
-        pipeline_parallel: Pipeline stages, which share the layers.
-        data_parallel: Ranks that share the sequences of a minibatch.
-        context_parallel: Ranks that share the tokens of each sequence.
-        expert_parallel: Ranks of a stage that share the experts of an MoE, each expert complete on
-            its rank; a divisor of ``tensor_parallel * data_parallel``. With 1, each copy of the
-            model has all experts, sharded over its tensor-parallel ranks like other matrices.
-        pipeline_layers: Layers of each stage; empty: as in ``even_stages``.
-        virtual_stages: Chunks of the model per stage. All have the same number of layers, or the
-            first ones have one more. The first chunk of every stage precedes the second of every
-            stage, and so on.
-    """
-
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
+    tensor_parallel: int = 1  # Ranks that share each layer's matrices.
+    pipeline_parallel: int = 1  # Pipeline stages, which share the layers.
+    data_parallel: int = 1  # Ranks that share the sequences of a minibatch.
+    # Ranks that share the tokens of each sequence.
     context_parallel: int = field(default=1, kw_only=True)
+    # Ranks of a stage that share the experts of an MoE, each expert complete on its rank; a divisor
+    # of tensor_parallel * data_parallel. With 1, each copy of the model has all experts, sharded
+    # over its tensor-parallel ranks like other matrices.
     expert_parallel: int = field(default=1, kw_only=True)
+    # Layers of each stage; empty: as in even_stages.
     pipeline_layers: tuple[int, ...] = field(default=(), kw_only=True)
+    # Chunks of the model per stage. All have the same number of layers, or the first ones have one
+    # more. The first chunk of every stage precedes the second of every stage, and so on.
     virtual_stages: int = field(default=1, kw_only=True)
 
     @property
@@ -96,12 +89,8 @@ class Layout:
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     def stage_sizes(self, layers: int) -> tuple[int, ...]:
-        """Layers of each pipeline stage of a model with ``layers`` layers.
-
-        Raises:
-            UserError: ``pipeline_layers`` do not fit this model, or a stage or chunk would be
-                empty.
-        """
+        """Layers of each pipeline stage of a model with ``layers`` layers. Raises UserError:
+        ``pipeline_layers`` do not fit this model, or a stage or chunk would be empty."""
         sizes = self.pipeline_layers or even_stages(layers, self.pipeline_parallel)
         problem = stage_problem(sizes, layers, self.pipeline_parallel)
         problem = problem or chunk_problem(sizes, self.virtual_stages)
@@ -110,11 +99,8 @@ class Layout:
         return sizes
 
     def stage_chunks(self, layers: int) -> tuple[tuple[range, ...], ...]:
-        """Layers of each chunk of each pipeline stage, from 0.
-
-        Raises:
-            UserError: As :meth:`stage_sizes`.
-        """
+        """Layers of each chunk of each pipeline stage, from 0. Raises UserError: as
+        :meth:`stage_sizes`."""
         sizes, begin = self.stage_sizes(layers), 0
         found: list[list[range]] = [[] for _ in sizes]
         for chunk in range(self.virtual_stages):

@@ -44,15 +44,10 @@ def log_prob_limit(in_float32: bool, moe: bool, noise_excess: float = 0.0) -> fl
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of the products that decide log-probs; ``model`` is the model's own type.
+    """Types of the products that decide log-probs; ``model`` is the model's own type."""
 
-    Attributes:
-        lm_head_dtype: ``model`` or ``float32``.
-        router_dtype: ``model`` or ``float32``; no effect for a dense model.
-        batch_invariant: Kernels whose result for a sequence does not depend on the rest of its
-            batch, and a deterministic backward pass in the actor. CUDA only.
-    """
-
-    lm_head_dtype: str = "model"
-    router_dtype: str = "float32"
+    lm_head_dtype: str = "model"  # model or float32.
+    router_dtype: str = "float32"  # model or float32; no effect for a dense model.
+    # Kernels whose result for a sequence does not depend on the rest of its batch, and a
+    # deterministic backward pass in the actor. CUDA only.
     batch_invariant: bool = False

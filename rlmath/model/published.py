@@ -232,10 +232,8 @@ def published_name(name: str) -> str | None:
     """The key of ``KNOWN`` or ``VERSIONS`` that a name means; ``None`` if there is none.
 
     The organization and the case are ignored, and an unambiguous prefix of a name in ``KNOWN`` is
-    enough. No other name is accepted: an unlisted version may have other sizes or positions.
-
-    Raises:
-        UserError: The prefix is ambiguous, or the model is not supported by the actor.
+    enough. No other name is accepted: an unlisted version may have other sizes or positions. Raises
+    UserError: the prefix is ambiguous, or the model is not supported by the actor.
     """
     short = name.rsplit("/", 1)[-1].lower()
     exact = {key.lower(): key for key in (*KNOWN, *VERSIONS)}

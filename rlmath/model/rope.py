@@ -16,17 +16,12 @@ ORIGINAL_POSITIONS = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding.
+    """Rotary position embedding."""
 
-    Attributes:
-        theta: Base of the frequencies.
-        kind: One of the family's ``ropes``, such as ``default`` or ``llama3``.
-        parameters: Other fields of the scaling, such as ``factor``; empty for ``default``.
-    """
-
-    theta: float
-    kind: str
+    theta: float  # Base of the frequencies.
+    kind: str  # One of the family's ropes, such as default or llama3.
     # A mapping is not hashable; equality still compares it.
+    # Other fields of the scaling, such as factor; empty for default.
     parameters: Mapping[str, float] = field(hash=False)
 
     @property
@@ -38,11 +33,8 @@ class Rope:
 
 
 def read_ropes(fields: Fields, family: Family) -> tuple[Rope, Rope | None]:
-    """Rotary embeddings of layers without and with a window; ``None``: the same.
-
-    Raises:
-        ModelError: Unsupported kind or parameter; the same for the other two functions.
-    """
+    """Rotary embeddings of layers without and with a window; ``None``: the same. Raises ModelError:
+    unsupported kind or parameter; the same for the other two functions."""
     if not family.full_every:
         return _rope(fields, family), None
     given, theta = fields.given, family.defaults["rope_theta"]

@@ -21,7 +21,8 @@ def tiny_config(
     """Fields of the tiny model's config.json, without those that depend on the tokenizer.
 
     By default it has 0.66 million parameters and an odd vocabulary of 261, so tensor parallelism
-    pads it. Heads, key-value heads and layers are divisible by TP 2 and PP 2 or 4.
+    pads it. Heads, key-value heads and layers are divisible by TP 2 and PP 2 or 4. Raises
+    ValueError: sizes are not divisible as required above.
 
     Args:
         num_layers: Transformer layers.
@@ -31,9 +32,6 @@ def tiny_config(
         num_kv_heads: Key-value heads.
         max_position_embeddings: Maximum sequence length, in tokens.
         tie_word_embeddings: Use the input embedding as the output matrix too.
-
-    Raises:
-        ValueError: Sizes are not divisible as required above.
     """
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise ValueError(
@@ -62,18 +60,13 @@ def tiny_config(
 def make_tiny_model(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
     """Write a randomly initialized Qwen2 model with its tokenizer as a Hugging Face folder.
 
-    The same seed gives the same bytes.
+    The same seed gives the same bytes. Returns the folder. Raises ValueError: as
+    :func:`tiny_config`.
 
     Args:
         folder: Created if missing; existing files of the same names are replaced.
         seed: Seed of the initial weights.
         sizes: As for :func:`tiny_config`.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: As :func:`tiny_config`.
     """
     config_fields = tiny_config(**sizes)
     import torch

@@ -53,10 +53,8 @@ def build_tokenizer(max_length_tokens: int) -> Qwen2Tokenizer:
     """A tokenizer of 256 bytes and ``SPECIAL_TOKENS`` that adds no tokens to a text.
 
     It has the class of a loaded Qwen2 folder, so what is written here is what vLLM and transformers
-    load. Like Qwen2's it composes accents first (NFC).
-
-    Args:
-        max_length_tokens: Maximum sequence length of its model.
+    load. Like Qwen2's it composes accents first (NFC). ``max_length_tokens``: maximum sequence
+    length of its model.
     """
     from transformers import Qwen2Tokenizer
 

@@ -18,7 +18,8 @@ from rlmath.weights.slices import WeightSlice
 class AdapterSource:
     """The adapters to send, and the expected fingerprints of engines after a weight sync.
 
-    Construction is collective over ``parallel.group``.
+    Construction is collective over ``parallel.group``. ``gatherer``: gathers every ``A``, and
+    ``alpha / rank`` times every ``B``, rounded once.
 
     Args:
         model_chunks: As for ``BucketGatherer``, with their adapters.
@@ -27,9 +28,6 @@ class AdapterSource:
         lora: The adapters.
         read: As for ``BucketGatherer``.
         bucket_size_mib: As for ``BucketGatherer``.
-
-    Attributes:
-        gatherer: Gathers every ``A``, and ``alpha / rank`` times every ``B``, rounded once.
     """
 
     def __init__(
@@ -63,8 +61,5 @@ class AdapterSource:
 
     def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """Fingerprints of the base model and of the adapters as sent. Collective over the group.
-
-        Args:
-            part: Only this slice of the base model, in addition to the adapters; ``None``: all.
-        """
+        ``part``: only this slice of the base model, in addition to the adapters; ``None``: all."""
         return self._base.fingerprints(part) | self.gatherer.fingerprints()

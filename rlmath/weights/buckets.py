@@ -55,15 +55,10 @@ class BucketTensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors sent together, in model order.
+    """Tensors sent together, in model order."""
 
-    Attributes:
-        tensors: Its tensors.
-        num_bytes: Size of its flat buffer, including gaps between tensors and between rows.
-    """
-
-    tensors: tuple[BucketTensor, ...]
-    num_bytes: int
+    tensors: tuple[BucketTensor, ...]  # Its tensors.
+    num_bytes: int  # Size of its flat buffer, including gaps between tensors and between rows.
 
 
 def align(num_bytes: int) -> int:

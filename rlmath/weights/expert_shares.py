@@ -21,17 +21,12 @@ from rlmath.weights.runs import Run
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """An engine worker's share of the experts of each layer.
+    """An engine worker's share of the experts of each layer."""
 
-    Attributes:
-        experts: Global numbers of the experts; ``None``: all of them.
-        part: Index of the part of each, along the rows of gate and up and the columns of down.
-        parts: Number of equal parts of each expert.
-    """
-
-    experts: frozenset[int] | None = None
+    experts: frozenset[int] | None = None  # Global numbers of the experts; None: all of them.
+    # Index of the part of each, along the rows of gate and up and the columns of down.
     part: int = 0
-    parts: int = 1
+    parts: int = 1  # Number of equal parts of each expert.
 
     def fraction(self, num_experts: int) -> float:
         """Fraction of all experts."""
@@ -87,16 +82,13 @@ def are_worth_it(needs: Iterable[Need], num_experts: int, layer_holders: int) ->
 
 @dataclass
 class Exchange:
-    """One rank's part of a transfer.
+    """One rank's part of a transfer."""
 
-    Attributes:
-        own: Parts that it needs and has, each with the run that contains it.
-        sends: Messages, each with the destination ranks and its content, as in ``own``.
-        receives: The parts in each message, in order, by source rank.
-    """
-
+    # Parts that it needs and has, each with the run that contains it.
     own: list[tuple[Run, Run]] = field(default_factory=list)
+    # Messages, each with the destination ranks and its content, as in own.
     sends: list[tuple[tuple[int, ...], list[tuple[Run, Run]]]] = field(default_factory=list)
+    # The parts in each message, in order, by source rank.
     receives: dict[int, list[Run]] = field(default_factory=dict)
 
 
@@ -111,9 +103,6 @@ class ExpertRoutes:
         runs: The runs that tile each tensor, by name.
         holders: Ranks that have each run.
         alone: Ranks receive only their parts, instead of whole tensors with NaN elsewhere.
-
-    Attributes:
-        alone: The argument.
     """
 
     def __init__(
@@ -126,7 +115,7 @@ class ExpertRoutes:
         holders: Mapping[Run, Sequence[int]],
         alone: bool = False,
     ) -> None:
-        self.alone = alone
+        self.alone = alone  # The argument.
         self._rank = rank
         self._needs = needs
         self._place = {one: place for place, one in enumerate(needs)}

@@ -38,16 +38,14 @@ _EXPONENTS = {
 
 
 def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
-    """The contribution of a part of a tensor to the tensor's fingerprint.
+    """The contribution of a part of a tensor to the tensor's fingerprint. Returns a signed 64-bit
+    number; combine parts with ``add``.
 
     Args:
         part: The whole tensor, or a rectangle of it: consecutive rows (dimension 0) and columns
             (dimension 1).
         first_row: Index of the part's first row in the tensor.
         first_column: Index of its first column.
-
-    Returns:
-        A signed 64-bit number; combine parts with ``add``.
     """
     return int(fingerprint_on_device(part, first_row, first_column))
 
@@ -111,15 +109,13 @@ def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
 def compare_fingerprints(
     sent: Mapping[str, int], held: Mapping[str, int | None], where: str
 ) -> None:
-    """Check that two sides have the same tensors.
+    """Check that two sides have the same tensors. Raises WeightsError: names up to five tensors
+    that differ or are missing on one side.
 
     Args:
         sent: Fingerprints on the trainer.
         held: Fingerprints on the other side; ``None``: an unreadable tensor.
         where: Name of the other side, for the message.
-
-    Raises:
-        WeightsError: Names up to five tensors that differ or are missing on one side.
     """
     problems = [f"{name} is missing" for name in sent if name not in held]
     problems += [f"{name} was never sent" for name in held if name not in sent]

@@ -42,18 +42,14 @@ Merge = Callable[[Tensor, Tensor, int, int], Tensor]
 
 @dataclass(frozen=True)
 class WeightChanges:
-    """A rank's report on its weights after an update.
+    """A rank's report on its weights after an update."""
 
-    Attributes:
-        fingerprints: Fingerprints of whole tensors; the same on all ranks of a copy of the model.
-        unchanged: This rank's parts that have not changed since the last call; ``None`` at the
-            first call.
-        drifted: Description of a difference between ranks that should have the same values; empty
-            if there is none.
-    """
-
+    # Fingerprints of whole tensors; the same on all ranks of a copy of the model.
     fingerprints: dict[str, int]
+    # This rank's parts that have not changed since the last call; None at the first call.
     unchanged: tuple[Run, ...] | None
+    # Description of a difference between ranks that should have the same values; empty if there is
+    # none.
     drifted: str = ""
 
 
@@ -87,7 +83,8 @@ class BucketGatherer:
     """Gathers tensors by the ranks' agreement on who has what.
 
     Construction is collective over ``parallel.group``. The object references the parameters and
-    reads their values at each ``gather``, so one object serves a whole run.
+    reads their values at each ``gather``, so one object serves a whole run. Raises WeightsError: a
+    parameter is unknown, or no rank has some part of a tensor.
 
     Args:
         model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped.
@@ -103,9 +100,6 @@ class BucketGatherer:
     Attributes:
         tensors: Name, shape and type of each Hugging Face tensor, in the order of sending.
         buckets: The same tensors in buckets; equal on all ranks.
-
-    Raises:
-        WeightsError: A parameter is unknown, or no rank has some part of a tensor.
     """
 
     def __init__(
@@ -173,15 +167,13 @@ class BucketGatherer:
         return holders
 
     def expert_routes(self, share: ExpertShare, alone: bool = False) -> ExpertRoutes | None:
-        """Routes by which each rank gets a share of the experts instead of all. Collective.
+        """Routes by which each rank gets a share of the experts instead of all. Collective. Returns
+        for :meth:`gather`. ``None`` if the model has no experts, or if ranks read whole tensors and
+        a broadcast takes no longer.
 
         Args:
             share: The share that this rank needs.
             alone: Ranks receive only their parts, instead of whole tensors with NaN elsewhere.
-
-        Returns:
-            For :meth:`gather`. ``None`` if the model has no experts, or if ranks read whole tensors
-            and a broadcast takes no longer.
         """
         if self.parallel.group is None:
             return None
@@ -263,9 +255,7 @@ class BucketGatherer:
         """Fingerprints of all tensors as they would be sent, from the ranks' own shards.
 
         Collective over the group; all ranks get the same (see ``rlmath.weights.fingerprint``).
-
-        Args:
-            part: Only this slice, the same on all ranks; ``None``: everything.
+        ``part``: only this slice, the same on all ranks; ``None``: everything.
         """
         found = self._add_up(self._own_fingerprints(self._is_sender, part))
         return found if part is None else {name: found[name] for name in found if name in part}
@@ -314,11 +304,7 @@ class BucketGatherer:
     @torch.no_grad()
     def check_replicas(self) -> None:
         """Check that ranks with the same part of the model have the same values. Collective over
-        the group.
-
-        Raises:
-            WeightsError: On all ranks; names a tensor and two ranks that differ.
-        """
+        the group. Raises WeightsError: on all ranks; names a tensor and two ranks that differ."""
         if drifted := self.find_drift():
             raise WeightsError(drifted)
 
@@ -328,10 +314,8 @@ class BucketGatherer:
         the same on all ranks. Collective over the group.
 
         Tensor ranks share norms and routers, and the last stage has a copy of a tied embedding;
-        these stay equal only if their gradients are reduced correctly.
-
-        Args:
-            known: Current fingerprints of this rank's own parts; ``None``: unknown.
+        these stay equal only if their gradients are reduced correctly. ``known``: current
+        fingerprints of this rank's own parts; ``None``: unknown.
         """
         if self.parallel.group is None or not self._replicated:
             return ""
@@ -475,19 +459,15 @@ class BucketGatherer:
 
 @dataclass
 class _Pending:
-    """A bucket in transfer.
+    """A bucket in transfer."""
 
-    Attributes:
-        whole: The bucket's tensors, still without other ranks' parts; empty if not wanted here. May
-            be a part of an expert's tensor.
-        starts: First row or column of such parts.
-        received: Runs from other ranks, with their positions in the packed messages.
-        messages: Operations in progress with their buffers, which must live until completion.
-    """
-
+    # The bucket's tensors, still without other ranks' parts; empty if not wanted here. May be a
+    # part of an expert's tensor.
     whole: dict[str, Tensor]
-    starts: dict[str, int]
+    starts: dict[str, int]  # First row or column of such parts.
+    # Runs from other ranks, with their positions in the packed messages.
     received: list[tuple[Run, Tensor]]
+    # Operations in progress with their buffers, which must live until completion.
     messages: list[tuple[dist.Work, list[Tensor]]]
 
     def start(self, operations: list[dist.P2POp]) -> None:

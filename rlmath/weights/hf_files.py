@@ -42,16 +42,13 @@ _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 class HfFolderReader:
     """Reads tensors, or runs of them, from a folder's safetensors.
 
-    Files are memory-mapped, so only the requested bytes are read.
+    Files are memory-mapped, so only the requested bytes are read. Raises WeightsError: as
+    :func:`listed_files`; or a shard is missing or truncated, or lacks a tensor of the index.
 
     Args:
         folder: Has ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
         spec: The model spec; tensors then have the names of ``hf_shapes``, even if the files fuse
             them. ``None``: the files' names.
-
-    Raises:
-        WeightsError: As :func:`listed_files`; or a shard is missing or truncated, or lacks a tensor
-            of the index.
     """
 
     def __init__(self, folder: str | Path, spec: ModelSpec | None = None) -> None:
@@ -155,7 +152,7 @@ class HfFolderWriter:
 
     Until then it is a hidden folder next to the target. Leftovers of killed processes are removed.
     Use it as a context manager: leaving it normally finishes the folder, leaving it with an error
-    removes it.
+    removes it. Raises UserError: a file with the folder's name exists.
 
     Args:
         folder: Target folder. An older model there is replaced; files in it that do not belong to a
@@ -164,9 +161,6 @@ class HfFolderWriter:
         source: Folder with the model's config.json and tokenizer.
         shard_size_mib: Maximum size of a file.
         overwrite: Replace everything in the folder.
-
-    Raises:
-        UserError: A file with the folder's name exists.
     """
 
     def __init__(
@@ -191,11 +185,7 @@ class HfFolderWriter:
         self._partial = new_partial(self.folder)
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Write the next tensor.
-
-        Raises:
-            WeightsError: It is not the next announced tensor.
-        """
+        """Write the next tensor. Raises WeightsError: it is not the next announced tensor."""
         expected, shard = next(self._order, (None, -1))
         if name != expected:
             raise WeightsError(f"tensor {name} came where {expected} was announced")
@@ -214,11 +204,8 @@ class HfFolderWriter:
         self._added += 1
 
     def finish(self) -> None:
-        """Write the index, the configs and the tokenizer, then move the folder into place.
-
-        Raises:
-            WeightsError: Announced tensors are missing.
-        """
+        """Write the index, the configs and the tokenizer, then move the folder into place. Raises
+        WeightsError: announced tensors are missing."""
         if self._added != len(self._tensors):
             missing = list(self._tensors)[self._added]
             raise WeightsError(

@@ -135,7 +135,8 @@ def save_to_hf(
     """Write the model as a Hugging Face folder; it appears when it is complete.
 
     Collective over all ranks; global rank 0 writes. Returns on every rank when the folder is
-    complete.
+    complete. Raises WeightsError: as ``hf_tensors``, or on the writing rank if the folder cannot be
+    written.
 
     Args:
         gatherer: Gathers the model's weights.
@@ -144,9 +145,6 @@ def save_to_hf(
         source: Folder with config.json, generation_config.json and the tokenizer.
         shard_size_mib: Maximum size of a safetensors file.
         overwrite: Replace everything in the folder.
-
-    Raises:
-        WeightsError: As ``hf_tensors``, or on the writing rank if the folder cannot be written.
     """
     if gatherer.parallel.global_rank == 0:
         types = {meta.name: meta.dtype for meta in gatherer.tensors}

@@ -22,23 +22,14 @@ ADAPTER = ".adapter."
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """A Megatron parameter of this rank and its content.
+    """A Megatron parameter of this rank and its content."""
 
-    Attributes:
-        name: Megatron's name within its model chunk, with the chunk's own layer number.
-        tensor: The parameter itself.
-        layout: The Hugging Face tensors in it.
-        entry: Entry of the family's table.
-        layer: Global layer number from 0; ``None``: not in a layer.
-        expert: Global expert number from 0; ``None``: not in an expert.
-    """
-
-    name: str
-    tensor: Tensor
-    layout: LocalTensor
-    entry: Entry
-    layer: int | None
-    expert: int | None = None
+    name: str  # Megatron's name within its model chunk, with the chunk's own layer number.
+    tensor: Tensor  # The parameter itself.
+    layout: LocalTensor  # The Hugging Face tensors in it.
+    entry: Entry  # Entry of the family's table.
+    layer: int | None  # Global layer number from 0; None: not in a layer.
+    expert: int | None = None  # Global expert number from 0; None: not in an expert.
 
     @property
     def is_copy(self) -> bool:
@@ -52,7 +43,8 @@ def local_parameters(
     parallel: ParallelRank,
     skipped: Container[int] = (),
 ) -> list[LocalParameter]:
-    """All parameters of this rank's model chunks except adapters, in module order.
+    """All parameters of this rank's model chunks except adapters, in module order. Raises
+    WeightsError: a parameter is in no table or has a different shape, or a layer lacks one.
 
     Args:
         model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
@@ -60,9 +52,6 @@ def local_parameters(
         spec: The model spec.
         parallel: This rank.
         skipped: ``id`` of parameters that are in no table, to leave out.
-
-    Raises:
-        WeightsError: A parameter is in no table or has a different shape, or a layer lacks one.
     """
     result: list[LocalParameter] = []
     for wrapped in model_chunks:

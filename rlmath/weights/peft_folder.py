@@ -130,10 +130,7 @@ def save_adapters(
 
 def config_problems(folder: str | Path, lora: Lora) -> list[str]:
     """Differences between a PEFT folder's ``adapter_config.json`` and a run's adapters, as text.
-
-    Raises:
-        WeightsError: The file cannot be read.
-    """
+    Raises WeightsError: the file cannot be read."""
     path = Path(folder) / CONFIG_FILE
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -158,11 +155,8 @@ def config_problems(folder: str | Path, lora: Lora) -> list[str]:
 
 
 def tensor_problems(folder: str | Path, lora: Lora, spec: ModelSpec) -> list[str]:
-    """Tensors of a PEFT folder that are missing, unknown or of another shape, as text.
-
-    Raises:
-        WeightsError: The tensors cannot be read.
-    """
+    """Tensors of a PEFT folder that are missing, unknown or of another shape, as text. Raises
+    WeightsError: the tensors cannot be read."""
     wanted = adapter_shapes(spec, lora)
     with _open(folder) as file:
         held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
@@ -179,11 +173,8 @@ def tensor_problems(folder: str | Path, lora: Lora, spec: ModelSpec) -> list[str
 
 
 def check_adapters(folder: str | Path, lora: Lora, spec: ModelSpec) -> None:
-    """Compare a PEFT folder with a run's adapters, and check its values.
-
-    Raises:
-        WeightsError: Names the differences, or a tensor with NaN or infinity.
-    """
+    """Compare a PEFT folder with a run's adapters, and check its values. Raises WeightsError: names
+    the differences, or a tensor with NaN or infinity."""
     problems = config_problems(folder, lora) or tensor_problems(folder, lora, spec)
     if problems:
         raise WeightsError(
@@ -200,16 +191,14 @@ def check_adapters(folder: str | Path, lora: Lora, spec: ModelSpec) -> None:
 def load_adapters(
     parameters: list[LocalParameter], folder: str | Path, lora: Lora, spec: ModelSpec
 ) -> None:
-    """Fill this rank's adapters from a PEFT folder. Needs no communication.
+    """Fill this rank's adapters from a PEFT folder. Needs no communication. Raises WeightsError: it
+    does not fit, cannot be read, or has NaN or infinity.
 
     Args:
         parameters: From ``local_adapters``.
         folder: Folder written by PEFT or by :func:`write_adapters`.
         lora: The adapters.
         spec: The model spec.
-
-    Raises:
-        WeightsError: It does not fit, cannot be read, or has NaN or infinity.
     """
     check_adapters(folder, lora, spec)
     with _open(folder) as file:

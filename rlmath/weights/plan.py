@@ -37,23 +37,15 @@ class SourceRank:
 
 @dataclass(frozen=True)
 class Operation:
-    """A run of a tensor that one rank sends or keeps.
+    """A run of a tensor that one rank sends or keeps."""
 
-    Attributes:
-        tensor: Hugging Face name.
-        rank: The trainer rank that sends it, or the engine's tensor rank that keeps it.
-        dim: Dimension of the run: 0 rows, 1 columns.
-        start: First row or column.
-        length: Number of rows or columns.
-        num_bytes: Size of the run.
-    """
-
-    tensor: str
+    tensor: str  # Hugging Face name.
+    # The trainer rank that sends it, or the engine's tensor rank that keeps it.
     rank: SourceRank | int
-    dim: int
-    start: int
-    length: int
-    num_bytes: int
+    dim: int  # Dimension of the run: 0 rows, 1 columns.
+    start: int  # First row or column.
+    length: int  # Number of rows or columns.
+    num_bytes: int  # Size of the run.
 
 
 @dataclass(frozen=True)

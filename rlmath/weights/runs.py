@@ -9,19 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Run:
-    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor on one rank.
+    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor on one rank."""
 
-    Attributes:
-        name: The Hugging Face tensor.
-        dim: Dimension of the run.
-        start: First row or column.
-        shape: Shape of the run.
-    """
-
-    name: str
-    dim: int
-    start: int
-    shape: tuple[int, ...]
+    name: str  # The Hugging Face tensor.
+    dim: int  # Dimension of the run.
+    start: int  # First row or column.
+    shape: tuple[int, ...]  # Shape of the run.
 
     @property
     def length(self) -> int:

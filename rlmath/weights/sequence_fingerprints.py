@@ -17,16 +17,12 @@ from rlmath.weights.fingerprint import odd_factors
 
 @dataclass(frozen=True)
 class SequenceFingerprints:
-    """A rank's report on its sequences, to compare two runs sequence by sequence.
+    """A rank's report on its sequences, to compare two runs sequence by sequence."""
 
-    Attributes:
-        places: ``[N]`` int64, indices of the sequences in the step.
-        bits: ``[N]`` int64 by quantity: equal for two runs if every value is equal bit by bit.
-        sums: ``[N]`` float64 by quantity, sums of the values: the size of a difference.
-    """
-
-    places: Tensor
+    places: Tensor  # [N] int64, indices of the sequences in the step.
+    # [N] int64 by quantity: equal for two runs if every value is equal bit by bit.
     bits: Mapping[str, Tensor]
+    # [N] float64 by quantity, sums of the values: the size of a difference.
     sums: Mapping[str, Tensor]
 
     @classmethod

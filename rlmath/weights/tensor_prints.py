@@ -27,27 +27,21 @@ from rlmath.weights.runs import Run
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of this rank's parameter that belongs to one tensor of the files.
-
-    Attributes:
-        first: The first of the ranks that reduce this gradient together.
-    """
+    """The part of this rank's parameter that belongs to one tensor of the files."""
 
     run: Run
     parameter: Tensor
     dim: int
     start: int
-    first: int
+    first: int  # The first of the ranks that reduce this gradient together.
 
     def fingerprint(self, row: int, block: Tensor) -> Tensor | None:
-        """Contribution of rows of a tensor shaped like the parameter to the fingerprint.
+        """Contribution of rows of a tensor shaped like the parameter to the fingerprint. Returns an
+        int64 scalar on the device; ``None`` if no row is in the part.
 
         Args:
             row: Index of the first row.
             block: The complete rows.
-
-        Returns:
-            An int64 scalar on the device; ``None`` if no row is in the part.
         """
         if self.dim == 1:
             columns = block.narrow(1, self.start, self.run.length)
@@ -102,11 +96,8 @@ class TensorPrints:
 
     @torch.no_grad()
     def add_gradient(self, minibatch: int) -> None:
-        """Add the reduced but not yet applied gradient of a minibatch.
-
-        Args:
-            minibatch: Index from 0; the same gradients in another order have another fingerprint.
-        """
+        """Add the reduced but not yet applied gradient of a minibatch. ``minibatch``: index from 0;
+        the same gradients in another order have another fingerprint."""
         for part in self._own:
             for row, block in self._reduced_rows(part):
                 self._count(part, row, block, 2 * minibatch + 1)

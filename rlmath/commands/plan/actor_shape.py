@@ -11,34 +11,24 @@ from rlmath.model.parallel import Layout
 
 @dataclass(frozen=True)
 class ActorShape:
-    """How the actor is laid out.
+    """How the actor is laid out."""
 
-    Attributes:
-        layout: Sizes. With more than one tensor-parallel rank, activations are split along the
-            sequence where matrices are not (``actor.sequence_parallel``).
-        recompute_layers: Layers of each stage that keep their input alone.
-        max_tokens: Longest micro-batch, over its context ranks.
-        layers: ``transformer_engine`` or ``local``, see ``activations.py``.
-        lora: The policy's adapters, which alone are trained; ``None``: all weights are.
-        recompute_modules: Modules that every layer recomputes in the backward pass; with some,
-            ``recompute_layers`` is 0.
-        overlap_gradients: They are summed over copies while the last micro-batch is computed.
-        overlap_param_gather: Updated weights are gathered during the next forward pass.
-        unmerged: Engines get the adapters alone.
-        max_forward_tokens: Longest micro-batch of a forward-only pass, if above ``max_tokens``.
-    """
-
+    # Sizes. With more than one tensor-parallel rank, activations are split along the sequence where
+    # matrices are not (actor.sequence_parallel).
     layout: Layout
-    recompute_layers: int
-    max_tokens: int
-    layers: str = "transformer_engine"
+    recompute_layers: int  # Layers of each stage that keep their input alone.
+    max_tokens: int  # Longest micro-batch, over its context ranks.
+    layers: str = "transformer_engine"  # transformer_engine or local, see activations.py.
+    # The policy's adapters, which alone are trained; None: all weights are.
     lora: Lora | None = None
+    # Modules that every layer recomputes in the backward pass; with some, recompute_layers is 0.
     recompute_modules: tuple[str, ...] = ()
+    # They are summed over copies while the last micro-batch is computed.
     overlap_gradients: bool = False
-    overlap_param_gather: bool = False
-    unmerged: bool = False
+    overlap_param_gather: bool = False  # Updated weights are gathered during the next forward pass.
+    unmerged: bool = False  # Engines get the adapters alone.
     fp8: Fp8Training | None = None
-    max_forward_tokens: int = 0
+    max_forward_tokens: int = 0  # Longest micro-batch of a forward-only pass, if above max_tokens.
 
     @property
     def engine_adapters(self) -> Lora | None:

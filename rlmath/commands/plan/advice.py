@@ -23,11 +23,8 @@ _LORA_RANK = 32
 
 def plans_or_advice(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
     """:func:`~rlmath.commands.plan.layouts.with_least_offload`, with a way out in its message, and
-    why the model cannot be trained on these GPUs in any case.
-
-    Raises:
-        UserError: No layout fits; the message says what would.
-    """
+    why the model cannot be trained on these GPUs in any case. Raises UserError: no layout fits; the
+    message says what would."""
     try:
         return with_least_offload(request)
     except UserError as error:

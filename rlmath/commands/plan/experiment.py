@@ -24,17 +24,9 @@ def train_command(request: PlanRequest, settings: Sequence[str]) -> str:
 def write_experiment(
     request: PlanRequest, settings: Sequence[str], name: str, config_dir: Path | None
 ) -> Path:
-    """Write ``experiment/<name>.yaml`` with a plan's settings.
-
-    Args:
-        config_dir: A folder of groups, made if missing; ``None``: the clone's ``conf``.
-
-    Returns:
-        The file.
-
-    Raises:
-        UserError: The name is none for a file, or there is such a file already.
-    """
+    """Write ``experiment/<name>.yaml`` with a plan's settings. ``config_dir``: a folder of groups,
+    made if missing; ``None``: the clone's ``conf``. Returns the file. Raises UserError: the name is
+    none for a file, or there is such a file already."""
     found: dict[str, Any] = {}
     groups: list[str | dict[str, str]] = []
     for word in _for_a_run(request, settings, f"runs/{name}"):

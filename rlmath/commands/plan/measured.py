@@ -21,11 +21,7 @@ def read_table(path: Path = TABLE) -> dict[str, dict[str, float | str]]:
 
 
 def correct(found: Mapping[str, float], run: str, path: Path = TABLE) -> None:
-    """Replace values by measured ones.
-
-    Raises:
-        KeyError: The table has no such name.
-    """
+    """Replace values by measured ones. Raises KeyError: the table has no such name."""
     table = read_table(path)
     for name, value in found.items():
         if name not in table:

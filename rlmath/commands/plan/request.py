@@ -46,22 +46,16 @@ OVERLAPS = ("actor.overlap_gradients", "actor.overlap_param_gather")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A model, GPUs, and settings, of which those that are given are not chosen.
-
-    Attributes:
-        mean_response_tokens: Mean response; half of the longest unless it is asked for.
-        calls: Mean calls of tools in a response.
-        call_s: Mean seconds of a call.
-    """
+    """A model, GPUs, and settings, of which those that are given are not chosen."""
 
     path: str
     spec: ModelSpec
     gpu: Gpu
     given: Given
-    mean_response_tokens: int
+    mean_response_tokens: int  # Mean response; half of the longest unless it is asked for.
     efficiency: Efficiency = field(default_factory=Efficiency)
-    calls: float = 0.0
-    call_s: float = CALL_S
+    calls: float = 0.0  # Mean calls of tools in a response.
+    call_s: float = CALL_S  # Mean seconds of a call.
 
     @property
     def config(self) -> Config:
@@ -142,11 +136,8 @@ def overrides(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def check_settings(request: PlanRequest, words: list[str]) -> tuple[Config, RunLayout]:
-    """Compose the settings and put them through the checks that need neither files nor GPUs.
-
-    Raises:
-        ConfigError: ``rlmath train`` would refuse the settings.
-    """
+    """Compose the settings and put them through the checks that need neither files nor GPUs. Raises
+    ConfigError: ``rlmath train`` would refuse the settings."""
     config = load(["runner.run_dir=runs/plan", *words])
     problems = list(out_of_range(config))
     if problems:

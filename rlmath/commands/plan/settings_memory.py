@@ -26,11 +26,8 @@ _SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
 
 
 def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
-    """The actor's peaks on the fullest GPU, and which cards hold them beside the engine.
-
-    Raises:
-        ConfigError: No card that is known holds them.
-    """
+    """The actor's peaks on the fullest GPU, and which cards hold them beside the engine. Raises
+    ConfigError: no card that is known holds them."""
     if config.model.dtype is DType.float32:
         return [
             "memory   not planned: rlmath plan counts weights and activations of 16 bits, and "

@@ -25,18 +25,12 @@ FILLS = 1
 
 @dataclass(frozen=True)
 class SyncTime:
-    """The prediction for one transport.
-
-    Attributes:
-        gather_s: Until the ranks that send have what they send.
-        send_s: To the engines' workers, copies on the GPU included.
-        calls_s: For the calls of all buckets.
-    """
+    """The prediction for one transport."""
 
     transport: str
-    gather_s: float
-    send_s: float
-    calls_s: float
+    gather_s: float  # Until the ranks that send have what they send.
+    send_s: float  # To the engines' workers, copies on the GPU included.
+    calls_s: float  # For the calls of all buckets.
 
     @property
     def seconds(self) -> float:

@@ -27,13 +27,10 @@ _vllm_sample_tokens = CPUModelRunner.sample_tokens
 
 @dataclass
 class DecodeRounds(SchedulerOutput):
-    """A step of one token for each running sequence, and steps like it right after it.
+    """A step of one token for each running sequence, and steps like it right after it."""
 
-    Attributes:
-        num_rounds: How many steps, which is how many tokens each sequence gets. All of them have a
-            place in its last block.
-    """
-
+    # How many steps, which is how many tokens each sequence gets. All of them have a place in its
+    # last block.
     num_rounds: int = 1
 
 
@@ -59,11 +56,8 @@ def sample_tokens(self: CPUModelRunner, grammar_output: Any) -> Any:
 
 
 def _advance(runner: Any, tokens: Tensor) -> None:
-    """Put the next step's inputs where vLLM has those of this one.
-
-    Args:
-        tokens: ``[n, 1]``, sampled last.
-    """
+    """Put the next step's inputs where vLLM has those of this one. ``tokens``: ``[n, 1]``, sampled
+    last."""
     n = tokens.size(0)
     runner.input_ids.gpu[:n] = tokens[:, 0]
     runner.positions[:n] += 1
@@ -74,11 +68,8 @@ def _advance(runner: Any, tokens: Tensor) -> None:
 
 
 def _as_next_step(runner: Any, n: int, slot_mappings: Any) -> AbstractContextManager[None]:
-    """The forward context of a step of ``n`` sequences.
-
-    Args:
-        slot_mappings: The previous step's, by layer; views of the runner's table of slots.
-    """
+    """The forward context of a step of ``n`` sequences. ``slot_mappings``: the previous step's, by
+    layer; views of the runner's table of slots."""
     slots = runner.input_batch.block_table[0].slot_mapping.gpu[:n]
     attention, _ = runner._build_attention_metadata(
         num_tokens=n, num_reqs=n, max_query_len=1, slot_mappings={0: slots}

@@ -31,11 +31,7 @@ def returns_routes() -> bool:
 
 
 class CapturedRoutes:
-    """The rows of a worker.
-
-    Args:
-        runner: With its model and its KV cache.
-    """
+    """The rows of a worker. ``runner``: with its model and its KV cache."""
 
     def __init__(self, runner: CPUModelRunner) -> None:
         from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
@@ -60,11 +56,8 @@ class CapturedRoutes:
         self._rows = np.zeros((slots, *self._capturer.shape_per_token), dtype)
 
     def take(self, runner: CPUModelRunner, wanted: dict[str, int]) -> dict[str, AuxRequestOutput]:
-        """Each request's routes from the forward pass that has just run.
-
-        Args:
-            wanted: By request, the first token whose row it has not had.
-        """
+        """Each request's routes from the forward pass that has just run. ``wanted``: by request,
+        the first token whose row it has not had."""
         from vllm.distributed.aux_output_connector.connector import AuxRequestOutput
 
         batch = runner.input_batch

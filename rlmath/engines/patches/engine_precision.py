@@ -68,15 +68,12 @@ def worker_precision(worker: Any) -> dict[str, str]:
 
 
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
-    """Compare what vLLM's workers do with the contract.
+    """Compare what vLLM's workers do with the contract. Raises RuntimeError: one does otherwise;
+    vLLM falls back to another type where a platform lacks one, and says so in its log alone.
 
     Args:
         workers: From ``worker_precision``.
         dtype: ``model.dtype``.
-
-    Raises:
-        RuntimeError: One does otherwise; vLLM falls back to another type where a platform lacks
-            one, and says so in its log alone.
     """
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,

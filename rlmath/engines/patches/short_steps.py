@@ -30,17 +30,11 @@ from vllm.v1.request import Request, RequestStatus
 
 @dataclass(frozen=True)
 class DecodedTokens:
-    """New tokens of sequences that continue.
+    """New tokens of sequences that continue."""
 
-    Attributes:
-        ids: Requests.
-        tokens: ``[len(ids), n]`` int32.
-        log_probs: ``[len(ids), n]`` float32, of the sampled tokens.
-    """
-
-    ids: list[str]
-    tokens: NDArray[np.int32]
-    log_probs: NDArray[np.float32]
+    ids: list[str]  # Requests.
+    tokens: NDArray[np.int32]  # [len(ids), n] int32.
+    log_probs: NDArray[np.float32]  # [len(ids), n] float32, of the sampled tokens.
 
 
 class StepOutputs(EngineCoreOutputs, gc=True):  # type: ignore[call-arg]

@@ -23,43 +23,33 @@ from rlmath.weights.gather import BucketGatherer
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """A trainer rank's parameters for connecting to the engines.
+    """A trainer rank's parameters for connecting to the engines."""
 
-    Attributes:
-        transport: Name of the transport, as in ``EngineSpec.transport``.
-        engines: Handles of the engines that the rank calls. The driver's plan has all of them;
-            :meth:`of_ranks` leaves them to rank 0, and
-            :func:`rlmath.engines.transports.shared_gpus.plans_of_ranks` gives each rank its own.
-        ranks_per_engine: Tensor-parallel ranks of each engine.
-        bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` uses the
-            gatherer's buckets.
-        run_id: Distinguishes this run's shared memory from others'.
-        adapters: Only adapters are sent (``EngineSpec.adapters``).
-        quantized: Engines store the matrices of layers in FP8 (``EngineSpec.quantization``).
-        others: Number of engines that other ranks call.
-        serves: With ``ipc``, the ranks on the GPUs of this rank's engine, the one that calls it
-            first; empty if no engine shares this rank's GPU.
-        serving: With ``ipc``, all ranks that serve an engine; ``None``: every rank does.
-        experts: With ``ipc``, the share of the experts of the worker on this rank's GPU; ``None``
-            on all ranks: all ranks get all experts.
-        worker_shares: With ``nccl``, the share of the experts of each worker, the same in all
-            engines; empty if the model has no experts, or the engines do not report it.
-        options: ``weights.transport_options``.
-    """
-
-    transport: str
+    transport: str  # Name of the transport, as in EngineSpec.transport.
+    # Handles of the engines that the rank calls. The driver's plan has all of them; of_ranks leaves
+    # them to rank 0, and rlmath.engines.transports.shared_gpus.plans_of_ranks gives each rank its
+    # own.
     engines: tuple[Any, ...]
-    ranks_per_engine: int
+    ranks_per_engine: int  # Tensor-parallel ranks of each engine.
+    # Size of ipc's and nccl's buffers; shared_memory uses the gatherer's buckets.
     bucket_size_mib: int
-    run_id: str
-    adapters: bool = False
+    run_id: str  # Distinguishes this run's shared memory from others'.
+    adapters: bool = False  # Only adapters are sent (EngineSpec.adapters).
+    # Engines store the matrices of layers in FP8 (EngineSpec.quantization).
     quantized: bool = False
-    others: int = 0
+    others: int = 0  # Number of engines that other ranks call.
+    # With ipc, the ranks on the GPUs of this rank's engine, the one that calls it first; empty if
+    # no engine shares this rank's GPU.
     serves: tuple[int, ...] = ()
+    # With ipc, all ranks that serve an engine; None: every rank does.
     serving: frozenset[int] | None = None
+    # With ipc, the share of the experts of the worker on this rank's GPU; None on all ranks: all
+    # ranks get all experts.
     experts: ExpertShare | None = None
+    # With nccl, the share of the experts of each worker, the same in all engines; empty if the
+    # model has no experts, or the engines do not report it.
     worker_shares: tuple[ExpertShare, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # weights.transport_options.
 
     @property
     def num_engines(self) -> int:
@@ -87,13 +77,8 @@ class TrainerConnection:
     def send_weights(self, version: int) -> None:
         """Send the current weights to all engines as this version. Collective over all ranks.
 
-        Returns when all engines have them and have reset their prefix caches.
-
-        Args:
-            version: Version of the weights.
-
-        Raises:
-            Exception: An engine's error, on the rank that called it.
+        Returns when all engines have them and have reset their prefix caches. ``version``: version
+        of the weights. Raises Exception: an engine's error, on the rank that called it.
         """
         self._client.version = version
         # The optimizer's last step must precede the first gathering.

@@ -24,13 +24,10 @@ _PREFIX = "base_model.model."
 
 
 class Inbox:
-    """Replaces the model while adapters arrive: it keeps a copy of each tensor.
-
-    Attributes:
-        tensors: Tensors by the names of ``rlmath.model.lora.adapter_shapes``.
-    """
+    """Replaces the model while adapters arrive: it keeps a copy of each tensor."""
 
     def __init__(self) -> None:
+        # Tensors by the names of rlmath.model.lora.adapter_shapes.
         self.tensors: dict[str, Tensor] = {}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -65,11 +62,8 @@ def finish_with_adapters(worker: Any) -> None:
 
 
 def put_in_force(worker: Any) -> None:
-    """Replace the current adapters by the collected ones.
-
-    Raises:
-        WeightsError: The trainer sent none, or a matrix here has no adapter or half of one.
-    """
+    """Replace the current adapters by the collected ones. Raises WeightsError: the trainer sent
+    none, or a matrix here has no adapter or half of one."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 

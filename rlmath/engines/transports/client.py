@@ -16,15 +16,13 @@ class EngineClient:
     Args:
         engines: Handles of ``RolloutEngine`` actors.
         ranks_per_engine: Tensor-parallel ranks of each.
-
-    Attributes:
-        version: Version of the weights about to be sent; set before each update, because the
-            protocol's calls do not carry it.
     """
 
     def __init__(self, engines: Sequence[Any], ranks_per_engine: int) -> None:
         self._engines = list(engines)
         self._ranks_per_engine = ranks_per_engine
+        # Version of the weights about to be sent; set before each update, because the protocol's
+        # calls do not carry it.
         self.version = 0
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -52,11 +50,8 @@ class EngineClient:
         self._all("finish_weight_update", [self.version] * len(self._engines))
 
     def refused_shares(self, shares: Sequence[ExpertShare]) -> list[str]:
-        """Errors of workers whose experts differ from those they would be sent.
-
-        Args:
-            shares: The share that each worker of an engine would be sent.
-        """
+        """Errors of workers whose experts differ from those they would be sent. ``shares``: the
+        share that each worker of an engine would be sent."""
         found = self._all("call_workers", [worker_experts] * len(self._engines))
         return [
             f"worker {worker} of engine {engine} keeps {own} of the experts, and the actor would "

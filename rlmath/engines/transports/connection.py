@@ -12,13 +12,11 @@ def connect(
     plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
 ) -> TrainerConnection:
     """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
+    Raises UserError: there is not enough shared memory.
 
     Args:
         plan: This rank's.
         gatherer: This rank's.
         platform: This process's.
-
-    Raises:
-        UserError: There is not enough shared memory.
     """
     return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)

@@ -42,15 +42,10 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Message:
-    """Splitting of messages, on both sides.
+    """Splitting of messages, on both sides."""
 
-    Attributes:
-        buffer_bytes: A message ends with the tensor that exceeds this.
-        in_flight: Number of concurrent messages.
-    """
-
-    buffer_bytes: int
-    in_flight: int
+    buffer_bytes: int  # A message ends with the tensor that exceeds this.
+    in_flight: int  # Number of concurrent messages.
 
 
 class SharesTrainer(NcclTrainer):

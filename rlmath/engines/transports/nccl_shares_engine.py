@@ -29,17 +29,13 @@ from rlmath.weights.runs import Run
 
 @dataclass(kw_only=True)
 class SharesInitInfo(NCCLWeightTransferInitInfo):  # type: ignore[misc]
-    """vLLM's init info, plus a sender for each worker of an engine.
+    """vLLM's init info, plus a sender for each worker of an engine."""
 
-    Attributes:
-        senders: Address and port of each worker's sender; ``None``: rank 0 sends to all.
-        shares: Share of the experts of each worker, as fields of ``ExpertShare``.
-        experts: Expert and split dimension of each expert tensor.
-    """
-
+    # Address and port of each worker's sender; None: rank 0 sends to all.
     senders: list[list[Any]] | None = None
+    # Share of the experts of each worker, as fields of ExpertShare.
     shares: list[list[Any]] | None = None
-    experts: dict[str, list[int]] | None = None
+    experts: dict[str, list[int]] | None = None  # Expert and split dimension of each expert tensor.
 
 
 class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
@@ -53,11 +49,8 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         self._experts: Mapping[str, list[int]] = {}
 
     def init_transfer_engine(self, init_info: SharesInitInfo) -> None:
-        """Connect to the sender.
-
-        Raises:
-            WeightsError: The trainer assumes a different share than this worker's.
-        """
+        """Connect to the sender. Raises WeightsError: the trainer assumes a different share than
+        this worker's."""
         self._share, self._experts = None, {}
         own = {one.name: getattr(init_info, one.name) for one in fields(NCCLWeightTransferInitInfo)}
         if init_info.senders is not None:
@@ -78,11 +71,8 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         super().init_transfer_engine(NCCLWeightTransferInitInfo(**own))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receive all tensors, and load them as they arrive.
-
-        Args:
-            update_info: Metadata of whole tensors.
-        """
+        """Receive all tensors, and load them as they arrive. ``update_info``: metadata of whole
+        tensors."""
         if self._share is None:
             super().receive_weights(update_info)
             return

@@ -26,13 +26,11 @@ MIB = 2**20
 
 class NamedSegments:
     """Segments that still have names. The creator's side; ``unlink`` once everyone has opened them.
+    Raises UserError: there is not enough shared memory.
 
     Args:
         run_id: Part of the names, to distinguish runs.
         sizes_bytes: Size of each segment.
-
-    Raises:
-        UserError: There is not enough shared memory.
     """
 
     def __init__(self, run_id: str, sizes_bytes: Sequence[int]) -> None:
@@ -67,11 +65,7 @@ class NamedSegments:
 
 
 def open_segment(name: str) -> int:
-    """File descriptor of a segment.
-
-    Raises:
-        FileNotFoundError: No such segment on this machine.
-    """
+    """File descriptor of a segment. Raises FileNotFoundError: no such segment on this machine."""
     try:
         return os.open(FOLDER / name, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """An engine worker's description of itself.
+    """An engine worker's description of itself."""
 
-    Attributes:
-        gpu: Its GPU's UUID, by which it finds a handle.
-        experts: Its share of the experts; ``None`` if there are none, or it is unknown.
-    """
-
-    gpu: str
+    gpu: str  # Its GPU's UUID, by which it finds a handle.
+    # Its share of the experts; None if there are none, or it is unknown.
     experts: ExpertShare | None
 
 
@@ -45,14 +41,12 @@ def worker_place(worker: Any) -> WorkerPlace:
 def serving_ranks(
     rank_gpus: Sequence[str], engine_gpus: Sequence[Sequence[str]]
 ) -> list[tuple[int, ...]]:
-    """The trainer ranks on each engine's GPUs; the first of them calls it.
+    """The trainer ranks on each engine's GPUs; the first of them calls it. Raises WeightsError: a
+    worker's GPU has no trainer rank, or several.
 
     Args:
         rank_gpus: UUID of each trainer rank's GPU.
         engine_gpus: UUIDs of the GPUs of each engine's workers.
-
-    Raises:
-        WeightsError: A worker's GPU has no trainer rank, or several.
     """
     rank_of = {gpu: rank for rank, gpu in enumerate(rank_gpus)}
     if len(rank_of) != len(rank_gpus):
@@ -81,11 +75,8 @@ def rank_gpu() -> str:
 
 
 def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:
-    """Descriptions of the workers of each engine, in rank order.
-
-    Raises:
-        ComponentError: An engine did not answer.
-    """
+    """Descriptions of the workers of each engine, in rank order. Raises ComponentError: an engine
+    did not answer."""
     import ray
 
     asked = [one.call_workers.remote(worker_place) for one in engines]
@@ -101,11 +92,7 @@ def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:
 
 def with_worker_shares(plan: TransportPlan) -> TransportPlan:
     """Plan for ``nccl`` with the workers' shares of the experts, if they are the same in all
-    engines. Called by the driver.
-
-    Raises:
-        ComponentError: As :func:`worker_places`.
-    """
+    engines. Called by the driver. Raises ComponentError: as :func:`worker_places`."""
     if plan.adapters or plan.ranks_per_engine == 1:
         return plan
     engines = {tuple(one.experts for one in workers) for workers in worker_places(plan.engines)}

@@ -54,17 +54,12 @@ class WeightSyncClient(Protocol):
 
 @dataclass(kw_only=True)
 class SharedMemoryTrainerInitInfo:
-    """Initial parameters of the trainer's ranks.
-
-    Attributes:
-        rank: This trainer rank; rank 0 calls the engines.
-        run_id: Part of the segments' names.
-    """
+    """Initial parameters of the trainer's ranks."""
 
     backend: ClassVar[str] = SHARED_MEMORY
 
-    rank: int
-    run_id: str
+    rank: int  # This trainer rank; rank 0 calls the engines.
+    run_id: str  # Part of the segments' names.
 
     @property
     def is_sender(self) -> bool:
@@ -132,11 +127,8 @@ class SharedMemoryTrainer:
 
     def send_weights(self) -> None:
         """Send the source's current weights to all engines. Collective; see ``trainer_init``.
-
-        Raises:
-            Exception: An engine's error, on rank 0. The other ranks may then still wait for rank 0,
-                and the group is unusable.
-        """
+        Raises Exception: an engine's error, on rank 0. The other ranks may then still wait for rank
+        0, and the group is unusable."""
         if not self._segments:
             return
         if self.is_sender:

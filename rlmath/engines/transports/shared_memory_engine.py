@@ -90,11 +90,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
             self._expected = {name for name, _ in self.model.named_parameters()}
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
-        """Load one bucket. Afterwards the engine does not reference its segment.
-
-        Raises:
-            RuntimeError: Something still references it; the next bucket would overwrite it.
-        """
+        """Load one bucket. Afterwards the engine does not reference its segment. Raises
+        RuntimeError: something still references it; the next bucket would overwrite it."""
         segment = update_info.segment
         if self._straight is not None:
             self._straight.load(self._tensors(self._segment(segment), update_info))
@@ -112,11 +109,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 )
 
     def finish_weight_update(self) -> None:
-        """Activate the new weights.
-
-        Raises:
-            WeightsError: The trainer did not send all parameters.
-        """
+        """Activate the new weights. Raises WeightsError: the trainer did not send all
+        parameters."""
         if self._straight is not None:
             missing = sorted(self._straight.missing)
         else:

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def problem_in(row: Mapping[str, Any], key: str) -> str:
-    """The problem of a row.
-
-    Raises:
-        ValueError: It does not exist, or no text.
-    """
+    """The problem of a row. Raises ValueError: it does not exist, or no text."""
     found = row.get(key)
     if not isinstance(found, str):
         raise ValueError(
@@ -22,11 +18,8 @@ def problem_in(row: Mapping[str, Any], key: str) -> str:
 
 
 def added_text(prompt: str, returned: str) -> str | None:
-    """The text after the problem in what the environment returns for it.
-
-    Raises:
-        ValueError: It changes the problem.
-    """
+    """The text after the problem in what the environment returns for it. Raises ValueError: it
+    changes the problem."""
     if not returned.startswith(prompt):
         raise ValueError(
             f"it changes the problem from {prompt[:80]!r} to {returned[:80]!r}; it may add "

@@ -37,14 +37,8 @@ def be_deterministic() -> None:
 
 
 def run(code: str, names: dict[str, Any], file: str) -> int:
-    """Run code with these names; its output goes to the descriptors 1 and 2.
-
-    Args:
-        file: For tracebacks, such as ``<cell 1>``.
-
-    Returns:
-        An exit code, see above.
-    """
+    """Run code with these names; its output goes to the descriptors 1 and 2. ``file``: for
+    tracebacks, such as ``<cell 1>``. Returns an exit code, see above."""
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
     try:
         tree = ast.parse(code, file)

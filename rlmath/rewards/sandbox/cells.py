@@ -93,11 +93,8 @@ class Cell:
             os.set_blocking(descriptor, False)
 
     def run(self, kind: int, code: bytes) -> tuple[str, float, Output]:
-        """Run code until it is done or passes a limit.
-
-        Returns:
-            ``done``, ``exited`` (without saying so), or the limit that was passed; seconds; output.
-        """
+        """Run code until it is done or passes a limit. Returns ``done``, ``exited`` (without saying
+        so), or the limit that was passed; seconds; output."""
         output = Output(self._job["output_bytes"])
         if self.calls > 0:
             self._resume()

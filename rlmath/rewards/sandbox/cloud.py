@@ -106,11 +106,8 @@ def total_limit_s(limits: Limits) -> float:
 def build_script(
     program: Program, limits: Limits, stdin: str, files: Mapping[str, str]
 ) -> tuple[str, str]:
-    """The script for one run, and the mark before its reply.
-
-    Raises:
-        ProviderError: Unknown language.
-    """
+    """The script for one run, and the mark before its reply. Raises ProviderError: unknown
+    language."""
     name = canonical_language(program.language)
     if name not in _LANGUAGES:
         raise ProviderError(
@@ -136,11 +133,8 @@ def build_script(
 
 
 def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str | None]:
-    """The result of the run, and the compiler's error if there was one.
-
-    Raises:
-        ProviderError: The mark is missing, so the script did not finish.
-    """
+    """The result of the run, and the compiler's error if there was one. Raises ProviderError: the
+    mark is missing, so the script did not finish."""
     _, found, tail = printed.rpartition(mark)
     if not found:
         raise ProviderError(f"the sandbox printed no reply; it printed {printed[-200:]!r}")
@@ -170,15 +164,13 @@ def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str 
 
 
 class CloudProvider(CodeProvider):
-    """Runs each program in its own sandbox.
+    """Runs each program in its own sandbox. Raises RewardSettingError: the package or the key is
+    missing.
 
     Args:
         name: As in the settings; ``NAME_API_KEY`` is the variable of the key.
         package: As pip knows it.
         modules: Its modules; :attr:`sdk` has them.
-
-    Raises:
-        RewardSettingError: The package or the key is missing.
     """
 
     def __init__(

@@ -31,11 +31,8 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Keep access to these folders and files only. Requires no_new_privs.
-
-    Raises:
-        OSError: The kernel refused.
-    """
+    """Keep access to these folders and files only. Requires no_new_privs. Raises OSError: the
+    kernel refused."""
     known = version()
     everything = (1 << _RIGHTS[min(known, 5)]) - 1
     parts = [everything]

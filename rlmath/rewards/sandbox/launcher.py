@@ -292,11 +292,8 @@ def _kill_user(uid: int) -> None:
 
 
 def _open_inside(folder_fd: int, name: str) -> int:
-    """Open a file below a folder without following links.
-
-    Raises:
-        OSError: It does not exist, or a link is in its path.
-    """
+    """Open a file below a folder without following links. Raises OSError: it does not exist, or a
+    link is in its path."""
     *folders, last = [part for part in name.split("/") if part not in ("", ".")]
     at = os.dup(folder_fd)
     try:

@@ -109,7 +109,8 @@ _LANGUAGES = {
 
 
 class LocalProvider(CodeProvider):
-    """Runs programs in sandboxes on this machine.
+    """Runs programs in sandboxes on this machine. Raises RewardSettingError: the level does not
+    work on this machine; the message says why.
 
     Args:
         max_parallel: Maximum number of concurrent runs; ``None``: the number of CPUs.
@@ -118,9 +119,6 @@ class LocalProvider(CodeProvider):
             environment's packages.
         read_only_paths: Additional paths that programs may read, for example a folder with
             packages.
-
-    Raises:
-        RewardSettingError: The level does not work on this machine; the message says why.
     """
 
     def __init__(
@@ -445,11 +443,8 @@ class _Run:
         self.status_read = status_read
 
     def finish(self) -> tuple[Execution, dict[str, bytes]]:
-        """Wait for the end, or force it at a limit.
-
-        Raises:
-            ProviderError: The sandbox could not be built.
-        """
+        """Wait for the end, or force it at a limit. Raises ProviderError: the sandbox could not be
+        built."""
         try:
             ended, seconds = self._watch()
         finally:
@@ -482,11 +477,8 @@ class _Run:
         return result, files
 
     def _watch(self) -> tuple[Status | None, float]:
-        """Read the pipes until the report arrives or a limit is exceeded.
-
-        Returns:
-            The exceeded limit, if any, and the program's wall time.
-        """
+        """Read the pipes until the report arrives or a limit is exceeded. Returns the exceeded
+        limit, if any, and the program's wall time."""
         assert self.process.stdout is not None and self.process.stderr is not None
         begun = time.monotonic()
         started: float | None = None

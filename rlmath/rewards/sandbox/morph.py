@@ -8,11 +8,7 @@ from rlmath.rewards.sandbox.cloud import CloudProvider
 
 
 class MorphProvider(CloudProvider):
-    """One MorphCloud sandbox per run.
-
-    Args:
-        api_key: ``None`` reads ``MORPH_API_KEY``.
-    """
+    """One MorphCloud sandbox per run. ``api_key``: ``None`` reads ``MORPH_API_KEY``."""
 
     def __init__(self, max_parallel: int = 2, api_key: str | None = None) -> None:
         modules = ["morphcloud.api", "morphcloud.sandbox"]

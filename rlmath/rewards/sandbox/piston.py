@@ -93,11 +93,7 @@ class PistonProvider(CodeProvider):
         return _PistonProgram(self, runtime, files, limits, args)
 
     def execute(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
-        """Send one request, with retries.
-
-        Raises:
-            ProviderError: Every attempt failed.
-        """
+        """Send one request, with retries. Raises ProviderError: every attempt failed."""
         pause_s = self._backoff_s
         with self._slots:
             for attempt in itertools.count():

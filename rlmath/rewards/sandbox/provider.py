@@ -20,25 +20,15 @@ class ProviderError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one run of a program.
+    """Limits of one run of a program."""
 
-    Attributes:
-        cpu_s: CPU time of each process, in whole seconds.
-        wall_s: Wall time, in seconds.
-        memory_mib: Address space of each process, and resident memory of all together.
-        file_size_mib: Size of each file, and of all together.
-        output_kib: Size of standard output, and of standard error.
-        processes: Number of processes and threads.
-        open_files: Number of open files of each process.
-    """
-
-    cpu_s: int = 5
-    wall_s: float = 10.0
-    memory_mib: int = 512
-    file_size_mib: int = 64
-    output_kib: int = 4096
-    processes: int = 32
-    open_files: int = 64
+    cpu_s: int = 5  # CPU time of each process, in whole seconds.
+    wall_s: float = 10.0  # Wall time, in seconds.
+    memory_mib: int = 512  # Address space of each process, and resident memory of all together.
+    file_size_mib: int = 64  # Size of each file, and of all together.
+    output_kib: int = 4096  # Size of standard output, and of standard error.
+    processes: int = 32  # Number of processes and threads.
+    open_files: int = 64  # Number of open files of each process.
 
     def __post_init__(self) -> None:
         low = [f"{k}={v}" for k, v in vars(self).items() if v <= 0]
@@ -48,39 +38,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """A program in one file, with its arguments and files.
+    """A program in one file, with its arguments and files."""
 
-    Attributes:
-        language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or another of the provider.
-        source: Text of the main file.
-        files: Additional files, by path relative to the program's folder.
-        collect: Files to return after a run, by relative path.
-    """
-
-    language: str
-    source: str
+    language: str  # python, cpp, c, javascript, bash, or another of the provider.
+    source: str  # Text of the main file.
     args: tuple[str, ...] = ()
+    # Additional files, by path relative to the program's folder.
     files: Mapping[str, str] = field(default_factory=dict)
-    collect: tuple[str, ...] = ()
+    collect: tuple[str, ...] = ()  # Files to return after a run, by relative path.
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of one run.
+    """Result of one run."""
 
-    Attributes:
-        status: ``ok`` (exit code 0), ``runtime_error``, or the limit that ended it.
-        stdout: Standard output up to the limit, like ``stderr``.
-        exit_code: Exit code; a signal as its negated number; ``None`` if unknown.
-        files: Collected files that exist, as text.
-    """
-
-    status: Status
-    stdout: str = ""
+    status: Status  # ok (exit code 0), runtime_error, or the limit that ended it.
+    stdout: str = ""  # Standard output up to the limit, like stderr.
     stderr: str = ""
-    exit_code: int | None = None
+    exit_code: int | None = None  # Exit code; a signal as its negated number; None if unknown.
     seconds: float = 0.0
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # Collected files that exist, as text.
 
 
 class PreparedProgram(ABC):
@@ -90,11 +67,7 @@ class PreparedProgram(ABC):
 
     @abstractmethod
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
-        """Run the program once, with clean files.
-
-        Raises:
-            ProviderError: The provider failed.
-        """
+        """Run the program once, with clean files. Raises ProviderError: the provider failed."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what was prepared."""
@@ -107,11 +80,7 @@ class PreparedProgram(ABC):
 
 
 class CodeProvider(ABC):
-    """Runs programs. Thread-safe.
-
-    Attributes:
-        max_parallel: Maximum number of concurrent runs.
-    """
+    """Runs programs. Thread-safe. ``max_parallel``: maximum number of concurrent runs."""
 
     max_parallel: int = 1
 
@@ -119,10 +88,8 @@ class CodeProvider(ABC):
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
         """Compile ``program`` if its language needs it.
 
-        If it does not compile, ``compile_error`` is set and it must not be run.
-
-        Raises:
-            ProviderError: The provider failed, or does not know the language.
+        If it does not compile, ``compile_error`` is set and it must not be run. Raises
+        ProviderError: the provider failed, or does not know the language.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -167,12 +134,8 @@ _PROVIDERS = {
 
 
 def get_provider(name: str, **settings: Any) -> CodeProvider:
-    """A provider by name, or by ``package.module:Class`` for your own.
-
-    Raises:
-        RewardSettingError: Unknown provider or setting, or a package that it needs is not
-            installed.
-    """
+    """A provider by name, or by ``package.module:Class`` for your own. Raises RewardSettingError:
+    unknown provider or setting, or a package that it needs is not installed."""
     path = _PROVIDERS.get(name, name)
     if ":" not in path:
         raise RewardSettingError(

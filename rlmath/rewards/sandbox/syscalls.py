@@ -198,16 +198,14 @@ def drop_capabilities() -> None:
 
 @functools.cache
 def seccomp_filter(machine: str, level: str) -> bytes:
-    """The BPF program that denies system calls that a solution never needs.
+    """The BPF program that denies system calls that a solution never needs. Returns 8 bytes per
+    instruction.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         level: ``namespace``: the program is alone in its process namespace, so it may signal and
             group its own processes. ``user``: it shares the machine's processes. ``process``: it
             also has the trainer's user id.
-
-    Returns:
-        8 bytes per instruction.
     """
     load, jump_eq, jump_ge, jump_set, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, errno = 0x7FFF0000, 0x00050000
@@ -260,11 +258,8 @@ def seccomp_filter(machine: str, level: str) -> bytes:
 
 
 def install_seccomp(level: str) -> None:
-    """Deny these calls permanently, in this process and its children.
-
-    Raises:
-        OSError: The kernel has no seccomp, or the architecture is unknown.
-    """
+    """Deny these calls permanently, in this process and its children. Raises OSError: the kernel
+    has no seccomp, or the architecture is unknown."""
     machine = platform.machine()
     if machine not in _NUMBERS:
         raise OSError(0, f"no system call numbers for {machine}")

@@ -36,14 +36,11 @@ class EngineConstants(StepCheck):
 
 
 def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
-    """Ask every engine for its numbers.
+    """Ask every engine for its numbers. Raises WeightsError: an engine has others.
 
     Args:
         pool: The engines.
         spec: The model as the actor reads it.
-
-    Raises:
-        WeightsError: An engine has others.
     """
     for index, workers in enumerate(pool.ask(Engine.constants)):
         for found in workers:

@@ -69,11 +69,8 @@ def repeated_samples(
 
 
 def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
-    """A sentence if samples of the same problem are not independent.
-
-    Args:
-        groups: The samples of each problem.
-    """
+    """A sentence if samples of the same problem are not independent. ``groups``: the samples of
+    each problem."""
     for samples in groups:
         first: dict[int, int] = {}
         for sample in samples:

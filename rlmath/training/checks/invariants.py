@@ -33,11 +33,8 @@ TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 
 
 class Invariants(StepCheck):
-    """The figures of an update against what they have to be.
-
-    Args:
-        gate: Has measured the model's rounding noise; ``None``: nothing has.
-    """
+    """The figures of an update against what they have to be. ``gate``: has measured the model's
+    rounding noise; ``None``: nothing has."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate

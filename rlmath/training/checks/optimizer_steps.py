@@ -104,11 +104,8 @@ def wrong_rates(
 
 
 def wrong_steps(findings: StepFindings) -> list[str]:
-    """Sentences about optimizer steps that are not Adam's.
-
-    Args:
-        findings: Rank and finding of its probe, for each minibatch.
-    """
+    """Sentences about optimizer steps that are not Adam's. ``findings``: rank and finding of its
+    probe, for each minibatch."""
     return [
         f"minibatch {index}, rank {rank}{one.place and f', {one.place}'}: "
         f"{FINDINGS[int(one.kind)]} ({_figures(one)})"

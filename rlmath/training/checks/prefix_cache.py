@@ -19,11 +19,8 @@ class PrefixCache(StepCheck):
 
 
 def check_prefix_cache(pool: RolloutPool) -> None:
-    """Ask every engine for the blocks of its prefix cache.
-
-    Raises:
-        WeightsError: An engine has some.
-    """
+    """Ask every engine for the blocks of its prefix cache. Raises WeightsError: an engine has
+    some."""
     for index, left in enumerate(pool.ask(Engine.cached_blocks)):
         if left:
             raise WeightsError(

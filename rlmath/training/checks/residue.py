@@ -30,17 +30,14 @@ class LeftoverMemory(StepCheck):
         overlapped: bool,
         growth_gib: float,
     ) -> Metrics:
-        """The metrics of a step, of the rank that has most.
+        """The metrics of a step, of the rank that has most. Raises UserError: a rank, or what
+        shares its GPU, keeps more than the limit above the first step's.
 
         Args:
             beside_engines: Memory of each rank when all was offloaded; empty: nothing is.
             asleep: Memory of each rank while the engines slept.
             overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
             growth_gib: ``actor.offload_growth_gib``.
-
-        Raises:
-            UserError: A rank, or what shares its GPU, keeps more than the limit above the first
-                step's.
         """
         if not beside_engines:
             return {}

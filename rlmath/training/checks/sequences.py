@@ -34,21 +34,13 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """The sequences of a step, in its order.
+    """The sequences of a step, in its order."""
 
-    Attributes:
-        names: To call them by.
-        groups: Index of each one's group.
-        digests: ``[N]`` int64, see ``token_digest``.
-        tokens: ``[N]`` float64, in the loss.
-        advantages: ``[N]`` float64, of each token; ``None``: rewards alone do not say.
-    """
-
-    names: Sequence[str]
-    groups: Sequence[int]
-    digests: Tensor
-    tokens: Tensor
-    advantages: Tensor | None
+    names: Sequence[str]  # To call them by.
+    groups: Sequence[int]  # Index of each one's group.
+    digests: Tensor  # [N] int64, see token_digest.
+    tokens: Tensor  # [N] float64, in the loss.
+    advantages: Tensor | None  # [N] float64, of each token; None: rewards alone do not say.
 
 
 class TrainedSequences(StepCheck):

@@ -56,14 +56,12 @@ def check_changes(
     monitor: Monitor,
 ) -> None:
     """Check that an update changed all that it should; ``alignment.on_fail`` decides between an
-    error and a warning.
+    error and a warning. Raises InvariantError: a part of the weights did not change, with
+    ``alignment.on_fail=stop``.
 
     Args:
         changes: Changes of each rank.
         update: Metrics of the update, ``train/...``; without them nothing was trained.
-
-    Raises:
-        InvariantError: A part of the weights did not change, with ``alignment.on_fail=stop``.
     """
     if not has_trained(config, update):
         return
@@ -103,14 +101,12 @@ def check_value_changes(
     step: int,
     monitor: Monitor,
 ) -> None:
-    """Check that an update changed the value model's matrices, each as a whole.
+    """Check that an update changed the value model's matrices, each as a whole. Raises
+    InvariantError: one did not change, with ``alignment.on_fail=stop``.
 
     Args:
         unchanged: Its tensors that are as they were.
         update: Metrics of the update, ``value/...``.
-
-    Raises:
-        InvariantError: One did not change, with ``alignment.on_fail=stop``.
     """
     count = config.algorithm.minibatches_per_step
     moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0

@@ -23,17 +23,11 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class WeightSums:
-    """Sums of one minibatch.
+    """Sums of one minibatch."""
 
-    Attributes:
-        tokens: In the loss.
-        total: Sum of their weights.
-        squares: Sum of the squares of their weights.
-    """
-
-    tokens: int
-    total: float
-    squares: float
+    tokens: int  # In the loss.
+    total: float  # Sum of their weights.
+    squares: float  # Sum of the squares of their weights.
 
 
 # From the tokens of each sequence that has any, its group, and the constant length.
