@@ -36,8 +36,8 @@ class Command(Protocol):
         """Do the work. Returns the exit code."""
 
 
-# Of each command the module of ``rlmath.commands``, and its help. Commands that take every setting
-# have a module with ``run(config)``.
+# Module of ``rlmath.commands`` and help of each command. Commands that take every setting have a
+# module with ``run(config)``.
 _WITH_A_CONFIG = {
     "train": (
         "rlmath.training.loop",
@@ -128,7 +128,7 @@ _GROUPS = {
 }
 # May take days.
 _RUNS = (*_WITH_A_CONFIG, "sample")
-# What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
+# Imported packages of the extras cpu and cuda; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "fsspec", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron",
     "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",

@@ -53,8 +53,8 @@ class PackedMicroBatch:
     to all-gather the values of the shares.
 
     Attributes:
-        tokens: ``[1, t]`` int64, padded by one more sequence to a multiple of the tensor ranks,
-            with FP8 of their blocks of tokens.
+        tokens: ``[1, t]`` int64, padded with one more sequence to a multiple of the tensor ranks
+            (with FP8: of their token blocks).
         position_ids: ``[1, t]`` int64, from 0 in each sequence; its own rows continue after those
             that it shares.
         packed_seq_params: Boundaries of sequences, and the rows that they share.

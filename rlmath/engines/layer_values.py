@@ -20,7 +20,7 @@ Values = dict[tuple[int, str], Tensor]
 EMBEDDING = "embed_tokens (word_embeddings)"
 NORM = "norm (final_layernorm)"
 HEAD = "lm_head (output_layer)"
-# Of a worker: handles of its hooks, and what they noted.
+# Attributes of a worker: handles of its hooks, and what they noted.
 _HOOKS, _NOTED = "_rlmath_hooks", "_rlmath_values"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.([a-z_.]+)$")
 # Steps of a layer that one module gives, whole on every worker.

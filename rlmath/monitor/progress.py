@@ -132,7 +132,7 @@ class ProgressDisplay:
         self._ends.append(time.perf_counter())
         own = self._ends[-1] - self._ends[-2]
         if step == self._first and self._total:
-            # What it compiled and warmed up says nothing of the next steps.
+            # The first step compiles and warms up, so its speed says nothing of the next ones.
             metrics = {tag: one for tag, one in metrics.items() if tag != _TOKENS_PER_S}
             self._ends = deque(list(self._ends)[-1:], maxlen=_STEPS_IN_ESTIMATE + 1)
         if step % self._line_every and step not in (1, self._total):

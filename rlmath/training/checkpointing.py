@@ -114,7 +114,7 @@ class Saver:
         self.committed_step = 0
         # A save was; the ranks may still be writing.
         self._is_interrupted = False
-        # Of which the ranks' part is written, or being written, and no checkpoint made yet.
+        # The step whose ranks' part is written, or being written, without a checkpoint yet.
         self._written_step: int | None = None
         # Written by the ranks in the background, and then committed by a thread.
         self._writing: _Point | None = None

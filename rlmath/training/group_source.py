@@ -78,7 +78,7 @@ class GroupSource:
             # The weights come back while the driver makes a batch of them.
             self._run.actor.begin_load()
         if self._overlap.is_beside and has_next:
-            # What samples now is gone from the actor with its next update.
+            # The actor's next update overwrites the weights that sample now.
             pool.take_weights_away()
             self._begin(step + 1, ahead=True)
         return sampled

@@ -122,7 +122,7 @@ def train(config: Config, given: Config | None = None) -> Events:
         attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
             made, line = step_and_save(training, step)
-            # Of an earlier one where the last step was skipped.
+            # Sequences of an earlier step if the last one was skipped.
             batch = made.shortest if made.shortest is not None else batch
             grace.step_done()
             yield from answer_between(training, StepDone(step, line, made.groups))

@@ -1,4 +1,4 @@
-"""Cards and networks: their makers' figures, and the share of them that a plan reckons with."""
+"""Data-sheet figures of GPUs and networks, and the share of each that a plan assumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Gpu:
     Attributes:
         peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
         memory_gb_per_s: Memory bandwidth, in 10^9 bytes a second.
-        link_gb_per_s: To the other cards of its node, in one direction.
+        link_gb_per_s: Rate to the other cards of its node, in one direction.
         runs: rlmath has builds for it; false: a plan for comparison only.
         fp8_tflops: Matrix products in FP8, as ``peak_tflops``; ``None``: no ``actor.fp8``.
         capability: CUDA's compute capability.
@@ -72,18 +72,17 @@ class Efficiency:
     The values, and where each was measured, are in ``measured.json``.
 
     Attributes:
-        mfu: Share of the peak that forward and backward passes reach which keep the GPU busy,
-            with what is recomputed counted, at 16,384 tokens a micro-batch. Megatron-LM reports
-            0.44 to 0.57 of dense models (Narayanan et al. 2021, table 1).
+        mfu: Share of the peak that forward and backward passes reach with 16,384 tokens in a
+            micro-batch, recomputation included. Megatron-LM reports 0.44 to 0.57 for dense models
+            (Narayanan et al. 2021, table 1).
         layer_launch_s: Least time of the forward pass of a layer, in which the host launches its
             kernels; the backward pass takes two. A layer of experts waits for the device's token
             counts, so that its launches come after its kernels and not beside them.
-        decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
+        decode_step_s: Fixed time of a decoding step: scheduling, sampling.
         decode_bandwidth: Share of the memory bandwidth that decoding reaches.
         link: Share of a link's rate that a collective reaches.
-        host_gb_per_s: Between a GPU and page-locked host memory, in one direction and while all
-            GPUs of the node do the same: of the 63 GB/s of PCIe 5.0 x16 what a node's memory
-            leaves to each of eight.
+        host_gb_per_s: Rate between a GPU and page-locked host memory, in one direction, while all
+            eight GPUs of a node copy: PCIe 5.0 x16 has 63 GB/s, and the node's memory limits it.
         network_gb_per_s: Rate of each GPU to other nodes, in one direction: 400 Gbit/s.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
         pipeline_message_s: Latency of a message between stages; unless stages are

@@ -29,20 +29,20 @@ PRELOAD = ("numpy.random", "scipy.optimize", "scipy.special", "scipy.integrate",
 _SERVER = str(Path(__file__).with_name("cells.py"))
 # Importing the packages takes seconds, minutes on a busy machine with a cold disk.
 _SERVER_START_S, _SANDBOX_START_S = 300.0, 60.0
-# A sandbox that has not answered this long after a call's time is over is lost.
+# Seconds after a call's time limit at which a silent sandbox counts as lost.
 _GRACE_S = 20.0
 _END_S = 10.0
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """The end of a call.
+    """Result of a call.
 
     Attributes:
         status: ``ok``, ``error``, ``timeout``, ``memory``, or ``flood``: more output than the
             limit.
         tail: Its last bytes, as far as they are not in ``head``.
-        exit_code: Exit code of its process, a signal as its negated number; 0 while that lives.
+        exit_code: Exit code of its process, a signal as its negated number; 0 while it runs.
     """
 
     status: str
@@ -108,7 +108,7 @@ class Sandbox:
                 self._is_clean = False
         if not self._is_clean:
             return False
-        # It says nothing unasked: there is nothing to read but its end.
+        # It sends nothing unasked, so only its end makes the socket readable.
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
         return not poll.poll(0)
@@ -156,7 +156,7 @@ class _Server:
         self._started = False
 
     def fork(self, uid: int, theirs: socket.socket) -> tuple[int, int]:
-        """Start a sandbox; returns its parent process and a descriptor of that.
+        """Start a sandbox; returns its parent's process id and process descriptor.
 
         Raises:
             ProviderError: The server is gone.
@@ -214,7 +214,7 @@ class WarmSandboxes:
     A sandbox in which a call left a process or a file, or that was ended at a limit, is replaced.
 
     Args:
-        provider: At level ``namespace``; says what the sandboxes show of this machine.
+        provider: Has level ``namespace``; decides what sandboxes see of this machine.
         limits: Limits of each call; ``output_kib`` ends a call with more output.
         output_bytes: Most bytes of a call's output that are returned.
         ahead: How many to keep ready.
