@@ -323,7 +323,7 @@ class MegatronActor(RankModel):
         self._prints.add_gradient(index)
         if self.observer is not None:
             self.device_state.load("optimizer")  # It reads the main parameters.
-            self.observer.see_gradient(self.optimizer)
+            self.observer.record_gradient(self.optimizer)
         decision = decide({**sums, "gradient norm": grad_norm}, plan.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima

@@ -160,7 +160,7 @@ class ProgressDisplay:
         found = self._sampling() if self._phase in _SAMPLING else None
         if found is None or not found.wanted:
             return ""
-        return found.words(self._rate.see(found.tokens))
+        return found.words(self._rate.update(found.tokens))
 
     def seconds_left(self) -> float:
         """Steps that remain, at the mean pace of the last ten; NaN before the second is over."""

@@ -86,7 +86,7 @@ class Saver:
         store: Where to.
         actor: The ranks.
         states: The driver's own parts.
-        in_background: Write while training continues; :meth:`look` has to be called regularly.
+        in_background: Write while training continues; :meth:`poll` has to be called regularly.
         leave_gpus: Called before a run that is cut short is saved: engines may hold memory that
             the ranks need for it.
 
@@ -146,7 +146,7 @@ class Saver:
         parts = {name: part.snapshot() for name, part in self._states.items()}
         self._last = _Point(step, parts, metrics)
         self._actor.changed = False
-        self._look(wait=False)
+        self._poll(wait=False)
 
     def write(self, step: int) -> None:
         """Let the ranks write what they hold at the end of a step whose metrics are still to come.
@@ -156,7 +156,7 @@ class Saver:
         Raises:
             DiskFull: There was no room; earlier checkpoints are untouched.
         """
-        self._look(wait=True)
+        self._poll(wait=True)
         self._folder = self._store.begin(step)
         self._written_step = step
         try:
@@ -201,13 +201,13 @@ class Saver:
                     flush=True,
                 )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Make a checkpoint of what was written in the background, if it is there; at any time."""
-        self._look(wait=False)
+        self._poll(wait=False)
 
     def finish(self) -> None:
         """Wait until what is written in the background is a checkpoint."""
-        self._look(wait=True)
+        self._poll(wait=True)
 
     def watchdog_probe(self) -> WatchedComponent:
         """For the watchdog: a save makes progress as long as its folder grows."""
@@ -264,7 +264,7 @@ class Saver:
         if last is None or last.step == 0:
             return f"{what} before the first step finished"
         if self._actor.changed:
-            self._look(wait=True)
+            self._poll(wait=True)
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
                 + self._where_it_resumes()
@@ -278,7 +278,7 @@ class Saver:
             if self._leave_gpus is not None:
                 self._leave_gpus()
             self.save()
-        self._look(wait=True)
+        self._poll(wait=True)
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
 
     def _where_it_resumes(self) -> str:
@@ -288,7 +288,7 @@ class Saver:
             return f"runner.resume={self._began_from} starts from there again"
         return "there is no checkpoint yet, so the run starts over"
 
-    def _look(self, wait: bool) -> None:
+    def _poll(self, wait: bool) -> None:
         """See how far the writing in the background is; with ``wait`` see it through."""
         if self._writing is not None and (wait or self._actor.checkpoint_written()):
             point, self._writing = self._writing, None

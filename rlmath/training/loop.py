@@ -117,7 +117,7 @@ def train(config: Config, given: Config | None = None) -> Events:
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             metrics = evaluate_held_out(training, 0)
-            training.detectors.see(0, metrics)
+            training.detectors.update(0, metrics)
             training.monitor.log_step(0, metrics)
         attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
@@ -179,7 +179,7 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
                 _finish_step(training, step, metrics)
             raise
     line = _finish_step(training, step, metrics)
-    act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
+    act(training.detectors.update(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
         with training.monitor.phase("save"), signals_wait("a save"):
             training.saver.save()

@@ -151,7 +151,7 @@ def fine_tuning_step(
     monitor.log_step(step, figures)
     for reason in result.early_stopped.values():
         monitor.warn(f"step {step}: changed no weight: {reason}")
-    discarded.see(step, next(iter(result.early_stopped.values()), ""))
+    discarded.update(step, next(iter(result.early_stopped.values()), ""))
     return figures
 
 
@@ -161,7 +161,7 @@ class DiscardedSteps:
     def __init__(self) -> None:
         self._count = 0
 
-    def see(self, step: int, reason: str) -> None:
+    def update(self, step: int, reason: str) -> None:
         """Note a step.
 
         Args:
