@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of ``rlmath.commands``. One that declares ``SETTINGS`` takes these as ``key=value``
-    (by the word of a subcommand, if it has several), and ``run`` gets them as ``Given``; ``BASE``
-    and ``ANY_WITH`` are those of :func:`rlmath.config.command_line.take_settings`."""
+    """A module of ``rlmath.commands``. The settings that it lists in ``SETTINGS``, by subcommand if
+    it has several, may be given as ``key=value``, and ``run`` gets them as ``Given``; for ``BASE``
+    and ``ANY_WITH`` see :func:`rlmath.config.command_line.take_settings`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options."""
@@ -36,8 +36,8 @@ class Command(Protocol):
         """Do the work. Returns the exit code."""
 
 
-# Of each command the module of ``rlmath.commands``, and its help. Commands that take every setting
-# have a module with ``run(config)``.
+# Module of ``rlmath.commands`` and help of each command. Commands that take every setting have a
+# module with ``run(config)``.
 _WITH_A_CONFIG = {
     "train": (
         "rlmath.training.loop",
@@ -126,9 +126,9 @@ _GROUPS = {
     "before a run": ("settings", "plan", "doctor", "selfcheck", "test", "drill"),
     "models, data and other libraries": ("grade", "import", "convert", "validate", "publish"),
 }
-# May take days.
+# Commands that may take days.
 _RUNS = (*_WITH_A_CONFIG, "sample")
-# What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
+# Imported packages of the extras cpu and cuda; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "fsspec", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron",
     "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
@@ -191,7 +191,7 @@ def _dispatch(arguments: list[str]) -> int:
         return module.run(parser.parse_intermixed_args(rest))
     settings = _declared_arguments(module, "SETTINGS", rest)
     if settings is None:
-        parser.parse_args(rest)  # It says which subcommands there are.
+        parser.parse_args(rest)  # Its error lists the subcommands.
         raise AssertionError("a subcommand that is known has settings")
     from rlmath.config.command_line import take_settings
 

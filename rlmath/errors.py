@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters spelled out: what a file or a model wrote must not move
-    the cursor of the terminal that shows it, or worse."""
+    """``text`` with control characters spelled out, so that text from a file or a model
+    cannot control the terminal that shows it."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 class UserError(Exception):
     """Something in the settings, the files or the machine that the user can change.
 
-    The message stands alone: it names the thing (setting, file, line, field), says what is wrong
-    with the figures, and what would work. The console command prints it and exits with
+    The message names the thing (setting, file, line, field), says with figures what is wrong, and
+    how to fix it. The console command prints it and exits with
     ``exit_code``.
     """
 
@@ -23,7 +23,7 @@ class UserError(Exception):
 
 
 class GpuFailure(UserError):
-    """A GPU is broken and there is none in its place; ``launchers/slurm.sbatch`` requeues the job
+    """A GPU is broken and no other can replace it; ``launchers/slurm.sbatch`` requeues the job
     without its node at this exit code."""
 
     exit_code = 75
@@ -33,8 +33,8 @@ class ComponentError(RuntimeError):
     """A part of a run failed: a rank, an engine. The message names it.
 
     Attributes:
-        raised: Its own code raised the error, which may well raise it again; else its process
-            ended, or it hung.
+        raised: The part's code raised the error and is likely to raise it again; otherwise its
+            process ended or hung.
     """
 
     def __init__(self, message: str, *, raised: bool = False) -> None:
@@ -43,7 +43,7 @@ class ComponentError(RuntimeError):
 
 
 class UpdateStopped(Exception):
-    """The ranks stopped within a pass, as they were asked to. No weight has changed in the step."""
+    """The ranks stopped within a pass on request. No weight has changed in the step."""
 
 
 class ConfigError(UserError):

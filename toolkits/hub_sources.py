@@ -61,7 +61,7 @@ def training_row(prompt: Any, answer: Any) -> dict[str, Any]:
     return {"prompt": prompt.strip(), "solutions": [str(answer).strip()]}
 
 
-# What DAPO's problems are wrapped in; rlmath's prompts come from settings.
+# Text around DAPO's problems; rlmath's prompts come from settings.
 _DAPO_BEFORE = re.compile(r"\ASolve the following math problem step by step\..*?\n\n", re.DOTALL)
 _DAPO_AFTER = re.compile(
     r"\n\nRemember to put your answer on its own line after \"Answer:\"\.\s*\Z"

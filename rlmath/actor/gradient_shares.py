@@ -30,14 +30,14 @@ from rlmath.actor.step_probe import GRADIENT_SUM, NO_SHARE, OTHER_GRADIENT, Step
 MAX_TENSORS, ELEMENTS = 64, 8
 # Rows of an embedding and an output layer, in a column of each pass. Frequent tokens are the first.
 VOCABULARY_ROWS = 4096
-# Of the sum of sizes: ranks add up float32 in another order.
+# Relative tolerance of the sum of sizes: ranks add up float32 in another order.
 TOLERANCE = 1e-4
-# Of a micro-batch's gradient that is computed again in other parts, as those round differently. In
-# float32 0.03 was seen, of a model that dozens of faulty steps had driven far off.
+# Relative tolerance of a micro-batch's gradient that is computed again in other parts, which round
+# differently. A model that dozens of faulty steps had driven far off reached 0.03 in float32.
 AGAIN_TOLERANCE = {torch.float32: 0.1, torch.bfloat16: 0.5}
 # And of the largest of the minibatch, as its sequences' gradients may cancel.
 CANCELED = 0.1
-# Of the largest of a minibatch: what is smaller may vanish beside it in float32.
+# Share of a minibatch's largest size below which a size may vanish beside it in float32.
 LEAST_SIGNAL = 1e-3
 
 
@@ -123,13 +123,13 @@ class GradientShares:
         self._device = next(iter(models[0].parameters())).device
         self._watched = list(_watchable_matrices(models))
         self._units = list(_units(self._watched))
-        # Of those looked at in this pass: what each micro-batch gave, and what the buffer had; at
-        # its end all that was given.
+        # The units watched in this pass: what each micro-batch gave, the buffer's last values, and
+        # in the end the sum of what was given.
         self._chosen: list[_Unit] = []
         self._given: dict[int, list[Tensor]] = {}
         self._held: dict[int, Tensor] = {}
         self._shares: dict[int, Tensor] = {}
-        # Of an embedding the largest of each share, over all of its rows.
+        # Largest size of each share of an embedding, over all of its rows.
         self._largest: dict[int, list[Tensor]] = {}
         heads = {id(one.parameter): n for n, one in enumerate(self._watched) if one.kind == "head"}
         for number, one in enumerate(self._watched):
@@ -158,7 +158,7 @@ class GradientShares:
         numbers = [number for unit in self._chosen for number in unit.numbers]
         self._given = {number: [] for number in numbers}
         self._largest, self._held, self._shares = {}, {}, {}
-        # What is left in one buffer is left in all of them, and no micro-batch of this pass's.
+        # Content of the buffer before this pass, equal in all buffers.
         self._held = {number: self._buffer(number) for number in numbers[:1]}
 
     def _elements(self, number: int, values: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ class ActorGroup:
             )
             self._workers.append(worker.remote(rank, self._calls.log_path(rank), environment))
         self._places = [worker.place.remote() for worker in self._workers]
-        place = self._calls.results([self._workers[0].meeting_place.remote()], "meeting_place")[0]
+        place = self._calls.results([self._workers[0].rendezvous.remote()], "rendezvous")[0]
         self._store_place = place
         self._starting = [
             worker.start.remote(

@@ -386,7 +386,7 @@ class RankModel:
         if not discard:
             stops.before_optimizer_step()
             self.device_state.load("optimizer")
-            # Of a part of the model that no forward pass has waited for.
+            # A part of the model that no forward pass has waited for may still be gathering.
             self.parameter_gather.finish()
             assert self.step_probe is not None
             self.step_probe.before()

@@ -97,7 +97,7 @@ class UpdateObserver:
 
         return observe
 
-    def see_gradient(self, optimizer: Any) -> None:
+    def record_gradient(self, optimizer: Any) -> None:
         """Record a minibatch's summed gradient, before clipping and applying it. Collective."""
         if not self._before:
             self._before = [[_copy(one) for one in part] for part in _own(optimizer)]

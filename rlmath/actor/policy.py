@@ -53,7 +53,7 @@ T = TypeVar("T")
 # Updates before the first one in which a micro-batch's gradient is computed twice, and from one to
 # the next: where an update has two micro-batches, it costs half of an update.
 GRADIENT_TWICE_FIRST, GRADIENT_TWICE_EVERY = 8, 64
-# What each micro-batch of a minibatch gave, on ranks of the last stage.
+# Result of each micro-batch of a minibatch, on ranks of the last stage.
 Outcomes = list[tuple[LossOutput, TokenValues]]
 
 
@@ -323,7 +323,7 @@ class MegatronActor(RankModel):
         self._prints.add_gradient(index)
         if self.observer is not None:
             self.device_state.load("optimizer")  # It reads the main parameters.
-            self.observer.see_gradient(self.optimizer)
+            self.observer.record_gradient(self.optimizer)
         decision = decide({**sums, "gradient norm": grad_norm}, plan.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima
@@ -355,7 +355,7 @@ class MegatronActor(RankModel):
             for part in (members[:half], members[half:])
         ]
         if len(self.chunks) > 1:
-            # Of interleaved stages Megatron takes a multiple of their number.
+            # With interleaved stages Megatron takes a multiple of their number.
             parts += [MicroBatch((), 0)] * (-len(parts) % self.layout.pipeline_parallel)
         self._backward(dataclasses.replace(share, micro_batches=parts), plan, 0)
         self.gradient_shares.repeat()

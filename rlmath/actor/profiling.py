@@ -10,7 +10,7 @@ import torch
 
 from rlmath.config.profile import ProfileTool
 
-# Allocations and frees that are kept, the last ones: a long step has more than memory has room for.
+# Number of last allocations and frees to keep; a long step has more than fit into memory.
 MAX_ALLOCATIONS = 1_000_000
 
 

@@ -39,7 +39,7 @@ class StageMessages(P2PCommunicator):
         group_size = config.microbatch_group_size_per_vp_stage
         table = get_schedule_table(micro_batches, len(chunks), group_size)
         all_of_them = [number for number, _ in table]
-        # Of the last stage, the first one gets what another of its chunks continues.
+        # The first stage gets from the last one what another of its chunks continues.
         continued = [number for number, chunk in table if chunk < len(chunks) - 1]
         rank, ranks = self.groups.pp.rank(), self.groups.pp.size()
         self._from_prev = iter(continued if rank == 0 else all_of_them)

@@ -20,7 +20,7 @@ from rlmath.config.optimizer import OptimizerConfig
 
 # Steps in which the same tensors are looked at, as what one leaves is compared in the next.
 MAX_TENSORS, ELEMENTS, STEPS = 8, 8, 8
-# What may be wrong, in the order in which it is judged.
+# Possible faults, in the order in which they are checked.
 FINDINGS = (
     "",
     "Adam's first moment is not what the last step left",
@@ -47,7 +47,7 @@ class StepFinding(NamedTuple):
     place: str = ""  # Where, if more is known than the rank.
 
 
-# Of each minibatch a rank and what its probe found.
+# For each minibatch, a rank and the finding of its probe.
 StepFindings = tuple[tuple[int, StepFinding], ...]
 
 
@@ -143,9 +143,9 @@ class StepProbe:
         self._steps = 0
         self._before: AdamState | None = None
         self._rest = StepFinding()
-        # Of main parameters with a rounded copy in the model, that.
+        # The model's rounded copy of a main parameter, where there is one.
         self._copies = dict(_model_copies(optimizer))
-        # Of parameters of which there are flat shards.
+        # Dimensions of parameters that are stored as flat shards.
         self._dimensions = dict(_dimensions(optimizer))
 
     def forget(self) -> None:

@@ -64,7 +64,7 @@ class ActorWorker:
         """The place of this process."""
         return own_place()
 
-    def meeting_place(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         """Address and free port of this process's host, at which rank 0 is found."""
         import ray
 
@@ -78,7 +78,7 @@ class ActorWorker:
         settings: Any,
         layout: Any,
         device: str,
-        meeting_place: tuple[str, int],
+        rendezvous: tuple[str, int],
         seed: int,
         num_threads: int | None,
     ) -> StartedRank:
@@ -96,7 +96,7 @@ class ActorWorker:
             from rlmath.actor.settings import StartedRank
             from rlmath.actor.stops import stops
 
-            address, port = meeting_place
+            address, port = rendezvous
             own = ray.util.get_node_ip_address()
             initialize(layout, platform, self.rank, address, port, seed, node_address=own)
             communicators = open_communicators(layout, platform)
@@ -301,7 +301,7 @@ class ActorWorker:
         counted = sum(model.device_state.device_bytes() for model in self._models().values())
         reserved = self.platform.reserved_bytes()
         now = counted if reserved is None else reserved
-        # NCCL's memory is neither the allocator's nor anybody else's.
+        # NCCL's memory belongs neither to the allocator nor to another process.
         others, communicators = self.platform.bytes_of_others(), self.communicator_bytes
         return Residue(
             now + communicators,
@@ -423,9 +423,9 @@ class ActorWorker:
 
 
 def _check_and_release(model: Any) -> None:
-    """Move a newly built model out of the engines' way; collective if it is trained."""
+    """Free a newly built model's memory for the engines; collective if it is trained."""
     if model.optimizer is not None:
         from rlmath.checkpoint.state import check_saveable
 
-        check_saveable(model)  # Before its parameters are away.
+        check_saveable(model)  # While its parameters are there.
     model.release()

@@ -40,7 +40,7 @@ def save(training: Training, folder: Path) -> None:
 
 
 def wake(training: Training) -> None:
-    """Let engines that sleep take the ranks' weights again."""
+    """Wake sleeping engines and sync their weights."""
     run = training.parts.run
     pool = run.sampling.pool
     if pool.spec.sleeps:
@@ -98,7 +98,7 @@ def evaluate(training: Training, config: Config, step: int) -> Mapping[str, floa
 
 
 def _within_room(training: Training, config: Config) -> list[HeldOut]:
-    """The benchmark, with responses that fit beside its longest prompt into the engines."""
+    """The benchmark, with response limits that fit the engines beside its longest prompt."""
     room = training.parts.run.sampling.pool.spec.max_sequence_tokens
     data = dataclasses.replace(config.data, max_prompt_tokens=room - 1)
     styled = dataclasses.replace(config, data=data)

@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 ALGORITHM = "xxh3_128"
-# Of the note's name. It is there only until the manifest is written.
+# Suffix of the note's file, which exists only until the manifest is written.
 SUFFIX = ".xxh3"
 _CHUNK_BYTES = 1 << 20
 # A file that changes twice within a tick of the kernel's clock looks the same after both.
@@ -115,7 +115,7 @@ def take_note(path: Path) -> tuple[int, str] | None:
         return None
     found = path.stat().st_size
     if found != int(size):
-        raise OSError(f"{path} has {found} bytes, written were {size}")
+        raise OSError(f"{path} has {found} bytes instead of {size}")
     note.unlink()
     return found, digest
 

@@ -17,8 +17,8 @@ from rlmath.errors import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-# Hashing lets go of the interpreter lock, so threads hash at the same time: a resume waits for it,
-# and a checkpoint of many ranks has many files.
+# Hashing releases the interpreter lock, so threads hash in parallel: a resume waits for it, and a
+# checkpoint of many ranks has many files.
 _NUM_THREADS = min(32, 2 * len(os.sched_getaffinity(0)))
 
 
@@ -42,7 +42,7 @@ class Manifest:
 
 
 def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Manifest:
-    """Have the disk hold every file of ``folder``, then list them in its manifest.
+    """Sync every file of ``folder`` to disk, then list them in its manifest.
 
     A rank's file has the checksum that the rank noted when it wrote it, see ``digests.py``.
 
@@ -104,7 +104,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
     BrokenCheckpoint: a file is missing or not what was written; the message names it.
 
     Args:
-        share: Number of this process, and of those that share the files' contents out among them.
+        share: Index of this process, and the number of processes that divide the files.
         under: Only files below this folder.
     """
     manifest = read_manifest(folder)
@@ -114,7 +114,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
         if not path.is_file():
             raise BrokenCheckpoint(f"{name} is missing")
         if path.stat().st_size != size:
-            raise BrokenCheckpoint(f"{name} has {path.stat().st_size} bytes, written were {size}")
+            raise BrokenCheckpoint(f"{name} has {path.stat().st_size} bytes instead of {size}")
 
     def compare(name: str) -> str | None:
         try:
@@ -133,7 +133,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file and have the disk hold it."""
+    """Write a JSON file and sync it to disk."""
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")
@@ -142,7 +142,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's names."""
+    """Sync a file's bytes, or a folder's names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

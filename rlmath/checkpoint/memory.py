@@ -12,7 +12,7 @@ from dataclasses import dataclass
 # Float32 main parameters and Adam's two moments.
 STATE_BYTES_PER_PARAMETER = 12
 _WEIGHT_BYTES = 2
-# What the ranks gather at a time, all of it together.
+# Most bytes that the ranks gather at a time, in total.
 GATHER_BUFFER_BYTES = 256 * 2**20
 
 

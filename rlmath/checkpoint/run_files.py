@@ -14,7 +14,7 @@ from rlmath.checkpoint.remote_owner import OWNER_FILE, Claim
 from rlmath.checkpoint.transfer import FOLDERS, again
 from rlmath.utils.run_lock import LOCK_FILE
 
-# What a mirror needs in the run's folder; nothing in it is uploaded.
+# Folder of the mirror in the run's folder; nothing in it is uploaded.
 OWN_FOLDER = ".mirror"
 # Checkpoints are uploaded as such. Journal and kept batches are many GiB that only the machine that
 # runs can use.

@@ -175,7 +175,7 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
         if rank == 0:
             target.mkdir(parents=True, exist_ok=True)
 
-    def see_folder() -> None:
+    def check_folder() -> None:
         if not target.is_dir():
             raise UserError(
                 f"{target} was made on rank 0 and is not there on rank {rank}: runner.run_dir "
@@ -197,7 +197,7 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
             save_prints(target, rank, optimizer_prints(state.optimizer, state.scheduler))
 
     # Rank 0 alone checks that the shards cover all tensors.
-    for action in (make_folder, see_folder, gather_state, write_small_files):
+    for action in (make_folder, check_folder, gather_state, write_small_files):
         _on_all_ranks(action, target, group)
     child = _copy_to_host(sharded) if copy else None
     return lambda: _on_all_ranks(

@@ -25,7 +25,7 @@ _ALLOWED = frozenset(
         (_METADATA, "TensorProperties"),
         (_METADATA, "TensorStorageMetadata"),
         (_METADATA, "_MEM_FORMAT_ENCODING"),
-        # Of objects that are no tensors; they are refused by name afterwards.
+        # Metadata of objects that are no tensors; they are refused by name afterwards.
         (_METADATA, "BytesStorageMetadata"),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch", "Size"),

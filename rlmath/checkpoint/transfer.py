@@ -20,7 +20,7 @@ from rlmath.checkpoint.store import STEP_NAME, CheckpointStore, Skipped
 
 T = TypeVar("T")
 
-# Of ``rlmath train`` and ``rlmath sft``, in a run's folder.
+# Folders of ``rlmath train`` and ``rlmath sft`` in a run's folder.
 FOLDERS = ("checkpoints", "sft_checkpoints")
 # A larger file is compared by size: reading it back costs as much as the upload, and on most
 # stores money. A download compares the checksums of all.
@@ -47,7 +47,7 @@ def upload_checkpoint(
         FileNotFoundError: A local file is gone.
     """
     manifest, data = read_manifest(folder), (folder / MANIFEST).read_bytes()
-    # That of an older checkpoint of the same step must not vouch for these files.
+    # The manifest of an older checkpoint of the same step must not vouch for these files.
     remote.delete_file(f"{name}/{MANIFEST}")
     left = sorted(manifest.files.keys() - sent, key=lambda file: -manifest.files[file][0])
     for begin in range(0, len(left), _PER_BATCH):
@@ -141,7 +141,7 @@ def _download(
             if file not in sizes:
                 raise BrokenCheckpoint(f"{file} is missing")
             if sizes[file] != size:
-                raise BrokenCheckpoint(f"{file} has {sizes[file]} bytes, written were {size}")
+                raise BrokenCheckpoint(f"{file} has {sizes[file]} bytes instead of {size}")
         require_free(store.path(step), manifest.num_bytes)
         again(lambda: remote.get(_missing_sizes(manifest, partial), partial, name))
     except FileNotFoundError as error:

@@ -2,8 +2,8 @@
 
 Megatron's own writer starts a manager process and forks writers, for writing in the background.
 In a Ray actor, a process with threads that hold locks, forking can hang. So the plan is made with
-Megatron's planner, and torch's writer writes it: in the process that calls, which is over before
-an interpreter has started where the model is small, or in a new one beside training
+Megatron's planner, and torch's writer writes it: in the calling process if the model is small, so
+that writing takes less than starting an interpreter, or in a child process beside training
 (:mod:`rlmath.checkpoint.child_writer`).
 """
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from rlmath.checkpoint.child_writer import ChildWriter
 
 COMMON = "common.pt"
-# How the system says it, in small letters: what is left of an error on other ranks is its text.
+# The system's messages in lower case; other ranks get only the text of an error.
 DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 
 def write_tensors(folder: Path, sharded: Any, group: Any, child: ChildWriter | None = None) -> None:
-    """Write this rank's shards of which it is the main holder; collective over ``group``. Raises
-    OSError: on every rank, when any rank could not write.
+    """Write the shards that this rank is the main holder of; collective over ``group``.
 
     Args:
         sharded: Megatron's sharded state, without its common part.
         group: A gloo group of all ranks; nothing else may use it meanwhile.
         child: Writes the tensors, which are in its memory; ``None``: this process does.
+
+    Raises:
+        OSError: On every rank, when any rank could not write.
     """
     from megatron.core.dist_checkpointing.strategies import torch as strategy
     from torch.distributed.checkpoint.api import CheckpointException
@@ -62,7 +64,7 @@ def checkpoint_writer(folder: Path, child: ChildWriter | None = None) -> Any:
     from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystem
 
     class Hashed(FileSystem):
-        """Notes the checksum of what ranks write; ``.metadata`` is renamed, and the driver's."""
+        """Records checksums of the ranks' files; the driver writes and renames ``.metadata``."""
 
         def create_stream(self, path: Any, mode: str) -> Any:
             if mode == "wb" and Path(path).suffix == DEFAULT_SUFFIX:
@@ -77,7 +79,7 @@ def checkpoint_writer(folder: Path, child: ChildWriter | None = None) -> Any:
                 written: torch.futures.Future[Any] = torch.futures.Future()
                 written.set_result(child.write(folder, plan, planner))
                 return written
-            # The file's own checksum finds what zip's would, which takes longer than the writing.
+            # Zip's checksum takes longer than writing; the file's checksum replaces it.
             is_on = torch.serialization.get_crc32_options()
             torch.serialization.set_crc32_options(False)
             try:
@@ -115,7 +117,7 @@ def write_common(folder: Path, common: dict[str, Any]) -> None:
 
 
 def background_group() -> Any:
-    """A gloo group of all ranks for the checkpoint alone; collective when it is first asked for."""
+    """A gloo group of all ranks for the checkpoint alone; the first call is collective."""
     global _group
     if _group is None or _group[0] is not dist.group.WORLD:
         _group = (dist.group.WORLD, dist.new_group(backend="gloo"))

@@ -39,7 +39,7 @@ SFT_CONFIG_FILE = "sft_config.yaml"
 CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
 GUARDED = ("model.path", "algorithm", "reward", "teacher.path", "plugins", "plugin_hashes")
-# Of those sections, what decides how fast rewards come and not which.
+# Settings of these sections that decide how fast rewards come, not which.
 _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 
 

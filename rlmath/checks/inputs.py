@@ -15,7 +15,7 @@ from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
 
-# Of a model's folder, what decides about prompts, stops and the model's form.
+# Files of a model's folder that decide about prompts, stops and the model's form.
 _MODEL_FILES = (
     "config.json",
     "generation_config.json",

@@ -51,6 +51,6 @@ def _write_and_delete(remote: RemoteFolder) -> None:
     remote.write(name, data)
     try:
         if (found := remote.read(name)) != data:
-            raise RemoteError(f"{name} has {len(found)} bytes there, written were {len(data)}")
+            raise RemoteError(f"{name} has {len(found)} bytes there instead of {len(data)}")
     finally:
         remote.delete_file(name)

@@ -11,7 +11,7 @@ from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config
 from rlmath.model.spec import ModelSpec
 
-# Of a CPU engine (``v1/attention/backends/cpu_attn.py`` in vLLM).
+# Head dimension of a CPU engine (``v1/attention/backends/cpu_attn.py`` in vLLM).
 FP8_HEAD_DIM = 32
 KV_CACHE = "rollout.kv_cache_dtype=fp8"
 # Each has run in an engine in FP8, with two weight syncs.

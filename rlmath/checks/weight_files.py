@@ -18,9 +18,9 @@ from rlmath.model.spec import ADAPTER_FILE, adapter_instead, read_model_spec
 from rlmath.weights.model_folder import INDEX_FILE, LFS_POINTER, is_lfs_pointer, listed_files
 from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, file_shapes, first_of, misfits
 
-# Of a tensor, as safetensors name them.
+# Types of a tensor, as safetensors name them.
 TYPES = ("F64", "F32", "F16", "BF16")
-# What is compared of two large tensors.
+# Two large tensors are compared in this many blocks of this size.
 _BLOCK_BYTES, _BLOCKS = 2**20, 256
 
 

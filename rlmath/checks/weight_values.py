@@ -16,8 +16,8 @@ from rlmath.weights.pieces import NOT_FINITE
 # About a second from the page cache (2 to 5 GB/s, 2026-11-25).
 LIMIT_BYTES = 4 * 2**30
 _BLOCK_BYTES = 2**22
-# Of a type as safetensors name it: an integer as wide, and the bits of the exponent, which are all
-# set in NaN and infinity alone (IEEE 754).
+# For each type as safetensors name it: an integer of its width, and the bits of the exponent, which
+# are all set only in NaN and infinity (IEEE 754).
 _EXPONENTS = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
     "F32": ("<u4", 0x7F80_0000),

@@ -264,7 +264,7 @@ def assign(
         "teacher": (layout.teacher_tensor_parallel, layout.teacher_engines),
     }
     colocated = layout.placement is Placement.colocated
-    # Those of a tuple share GPUs.
+    # Parts in one tuple share GPUs.
     sharing = [("actor", "rollout")] if colocated else [("actor",), ("rollout",)]
     order = [*sharing, ("teacher",)]
     order.sort(key=lambda ones: -max(wanted[one][0] for one in ones))

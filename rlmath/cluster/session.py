@@ -162,7 +162,7 @@ def without_services() -> Iterator[None]:
     started = {name: getattr(ray_node.Node, name) for name in names}
 
     def none(node: ray_node.Node, **_: Any) -> None:
-        # What the dashboard's start would have set.
+        # The start of the dashboard would have set this.
         node._webui_url = None
 
     for name in names:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlmath.device import Platform
 
 
-# Of each direction: settings of a run that mean the same here.
+# For each direction, the settings of a run that mean the same here.
 SETTINGS = {"to-hf": ("model.path", "plugins"), "to-megatron": ("model.dtype", "plugins")}
 
 

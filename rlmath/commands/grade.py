@@ -21,7 +21,7 @@ from rlmath.plugins import PluginError
 from rlmath.plugins.loading import use
 from rlmath.plugins.source import split
 
-# Of the layer that decided, `Grade.method`.
+# Description of each layer that can decide, `Grade.method`.
 REASONS = {
     "exact": "the same text",
     "normalized": "the same tokens without layout",

@@ -40,7 +40,7 @@ KEPT_FILE = "correct.jsonl"
 _STYLE = ("apply_chat_template", "prompt_template", "system_prompt", "template_date")
 # Statuses of answers that were graded; a grader that failed, or has no gold, says another.
 _GRADED = ("correct", "wrong", "no_answer")
-# What becomes of a sample, in the order in which it is decided.
+# Outcomes of a sample, in the order in which they are decided.
 _OUTCOMES = ("truncated", "ungraded", "wrong", "duplicate", "capped", "kept")
 
 

@@ -13,7 +13,7 @@ from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
 
 _WIDTH = 100
-# What has to be given, and is no property of a setting.
+# Required settings, which have no influence on the output.
 _GIVEN = ("model.path=tiny", "runner.run_dir=runs/none")
 
 

@@ -13,22 +13,25 @@ from rlmath.plugins import NoTraits, Registry
 
 
 class DataSource(Protocol):
-    """Rows, finitely many or not.
+    """A finite or endless series of rows.
 
-    A row is a mapping as in a file, of values that JSON has; ``data.prompt_key`` and
+    A row is a mapping as in a file, with JSON values; ``data.prompt_key`` and
     ``data.answer_key`` name its fields. A field ``id`` names its problem, for metrics, the report
     and a curriculum; otherwise rows are numbered.
     """
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        """The rows from the present place on. When they end, it is called again for the next
-        epoch, from the first row on."""
+        """The rows from the current position. When they end, it is called again for the next
+        epoch, from the first row."""
+        ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The present place, as values that JSON has: behind the last row that was given."""
+        """The position after the last row that was given, as JSON values."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place; called before the first row."""
+        """Go to a saved position; called before the first row."""
+        ...
 
 
 DATA_SOURCES: Registry[Callable[[Any], DataSource], NoTraits] = Registry("data.source", NoTraits)

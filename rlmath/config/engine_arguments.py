@@ -21,7 +21,7 @@ from rlmath.utils.close_names import did_you_mean
 ENGINE_ARGUMENTS: Registry[Callable[[str, Any], dict[str, Any]], NoTraits] = Registry(
     "rollout.engine_arguments", NoTraits
 )
-# Those that rlmath gives, by the setting that decides, or by why they cannot be others.
+# Arguments that rlmath gives, by the setting that decides, or the reason why they are fixed.
 RESERVED = {
     "model": "model.path",
     "load_format": "",

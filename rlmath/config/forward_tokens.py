@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlmath.config.actor import ActorConfig
 from rlmath.config.schema import Device
 
-# Of the update's budget. With this one, a pass takes less memory than the update even where that
-# recomputes every layer.
+# Multiple of the update's budget. With this one, a pass takes less memory than the update even
+# where that recomputes every layer.
 DEFAULT_TIMES = 2
 
 

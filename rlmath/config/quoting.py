@@ -14,7 +14,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./+%@:-]+( +[A-Za-z0-9_./+%@:-]+)*")
 _FOR_MODEL = re.compile(r"(?:^|\.)(?:prompt_template|system_prompt)$")
 _ESCAPE = re.compile(r"\\([n\\])")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What Hydra reads as another type, in any case.
+# Words that Hydra reads as another type, in any case.
 _OTHER_TYPES = {"true", "false", "null", "nan", "inf"}
 
 

@@ -86,7 +86,7 @@ class TeacherConfig:
     )
 
 
-# What a server of teacher.url decides itself.
+# Settings that a server of teacher.url decides itself.
 ENGINE_SETTINGS = (
     *("dtype", "engines", "tensor_parallel", "gpu_memory_utilization", "max_batched_tokens"),
     "cpu_kv_cache_gib",

@@ -17,7 +17,7 @@ _LIST_OF_STRINGS = re.compile(r"""\s*\[\s*["']""")
 # Missing values as other tools write them in text.
 _MISSING = frozenset(("", "nan", "null", "<na>"))
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
-# What may stand between boxes that together are one answer, as in "\boxed{2} and \boxed{3}".
+# Text between boxes that together are one answer, as in "\boxed{2} and \boxed{3}".
 _BETWEEN_BOXES = re.compile(r"(?:\s|[$,;.]|and\b|or\b|\\\(|\\\)|\\\[|\\\])*")
 
 

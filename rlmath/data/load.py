@@ -49,7 +49,7 @@ def load_problems(
     ``Problem.columns`` has every field of the row as it is in the file.
 
     Args:
-        settings: The fields, how they become text, and how to treat rows that do not fit.
+        settings: Fields, templates and what to do with rows that do not fit.
         limit: Keep the first N; ``None``: all.
         needs_box: Whether answers count only in a box.
 
@@ -97,7 +97,7 @@ def load_examples(
 ) -> tuple[list[Example], LoadReport]:
     """Read worked examples for supervised fine-tuning, in the files' order.
 
-    Prompt and response are encoded apart, as a sampled response follows its prompt. The response
+    Prompt and response are encoded separately, like a prompt and a sampled response. The response
     ends with the tokenizer's end-of-sequence token, once.
 
     Args:

@@ -49,7 +49,7 @@ _NCCL_LINKS = LinkProbe(
         "container, or its memlock limit is too low; NCCL_DEBUG=INFO says NET/Socket then"
     ),
 )
-# Loopback reaches 0.3 to 2 GB/s: a tenth of that is a host that does something else.
+# Loopback reaches 0.3 to 2 GB/s; a tenth of that means that the host is busy.
 _GLOO_LINKS = LinkProbe(
     num_bytes=2**20,
     least_within_node=0.01,
@@ -139,7 +139,7 @@ class Platform:
     def release_cached_memory(self) -> None:
         """Return memory that the allocator caches, for other processes on the same GPU.
 
-        An engine that shares the GPU wakes up in memory that the actor's process does not hold.
+        Engines on the same GPU can wake only in memory that this process does not hold.
         """
         if self.name == "cuda":
             torch.cuda.empty_cache()
@@ -203,14 +203,14 @@ def cuda_visible() -> bool:
 def choose_platform(device: str, layers: str = "auto", *, elsewhere: bool = False) -> Platform:
     """The platform of ``cluster.device``: ``auto`` looks at this machine.
 
-    Of Transformer Engine it looks at files and metadata alone, which is cheap enough for the
-    driver; ``Platform.prepare_megatron_process`` imports it, in the ranks' processes.
+    Only files and metadata of Transformer Engine are checked, which is fast enough for the driver;
+    ``Platform.prepare_megatron_process`` imports it in the ranks' processes.
 
     Args:
         layers: ``actor.layers``, or ``any``: Transformer Engine's where there is one, for tools to
             which it does not matter, and for processes without an actor.
         elsewhere: For the driver of a run whose ranks and engines are on a Ray cluster, whose head
-            may have no GPU: with ``cuda`` nothing is asked of this machine.
+            may have no GPU: with ``cuda`` this machine is not checked.
 
     Raises:
         UserError: ``cuda`` was asked for and there is none, or Transformer Engine is wanted and

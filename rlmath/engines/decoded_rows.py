@@ -25,7 +25,7 @@ class DecodedRows:
         self._requests: list[RunningRequest] = []
         self._version = 0
         self._steps: list[DecodedTokens] = []
-        # Those with texts that end a turn, and their rows.
+        # Rows of requests with texts that end a turn.
         self._watched: list[tuple[int, RunningRequest]] = []
 
     def add(

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class RolloutEngine(Engine):
-    """vLLM's. Made by ``RolloutPool``, in its own process."""
+    """A vLLM engine, which ``RolloutPool`` starts in a separate process."""
 
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
         # vLLM's workers are processes that it spawns.
         os.environ.update(loading.environment())
-        # FlashInfer calls ninja, which is there also if this environment is not activated.
+        # FlashInfer calls ninja, and must find it even if this environment is not activated.
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # Held as long as the process lives.
         self._cache = cache_folder(spec, index) if spec.device == "cuda" else None
@@ -54,7 +54,7 @@ class RolloutEngine(Engine):
         self._prepared = False
 
     def prepare(self) -> None:
-        """Import what ``start`` needs; it touches no GPU, so others may settle there meanwhile."""
+        """Import what ``start`` needs; it touches no GPU, so others may load there meanwhile."""
         with self._preparing:
             if self._prepared:
                 return
@@ -106,7 +106,7 @@ class RolloutEngine(Engine):
         self._loop.submit(generation + 1, [])
 
     def cut(self, generation: int) -> None:
-        """End all requests of this generation where they are, those too that come late.
+        """End all requests of this generation with the tokens they have, late ones included.
 
         ``exchange`` gives them as samples that are ``cut``.
         """
@@ -142,7 +142,7 @@ class RolloutEngine(Engine):
     # vLLM's weight transfer protocol (``VLLMWeightSyncClient``), called by the trainer.
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Meet the trainer; what is in ``init_info`` is the transport's own."""
+        """Connect to the trainer; each transport defines its ``init_info``."""
         # vLLM's transports overwrite an earlier connection and would leak its communicator.
         self._loop.rpc("shutdown_weight_transfer_engine")
         self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
@@ -159,11 +159,11 @@ class RolloutEngine(Engine):
         self._loop.rpc("update_weights", update_info=update_info)
 
     def finish_weight_update(self, version: int) -> None:
-        """Put the new weights in force and forget what the old ones left in caches.
+        """Activate the new weights and drop what the old ones left in caches.
 
-        Keys and values of a prompt's prefix, cached under the old weights, would be taken for the
-        new ones' and give log-probabilities that belong to neither. With ``EngineSpec.keeps_kv``
-        they stay for the responses that began with them, by whose version their blocks are named.
+        Keys and values cached under the old weights would be reused with the new ones, and give
+        log-probabilities of neither. With ``EngineSpec.keeps_kv`` they stay for responses that
+        began under them; the names of their blocks contain the version.
 
         Raises:
             RuntimeError: The prefix cache could not be reset.
@@ -185,7 +185,7 @@ class RolloutEngine(Engine):
             raise WeightsError(f"engine {self._index}: {begin}{missing}") from None
 
         def renew(engine: Any) -> None:
-            # The same version again: blocks that bear its name are of other weights.
+            # The same version was sent again: blocks with its name are of other weights.
             keeps = self._spec.keeps_kv and version != self._loop.weights_version
             if not keeps and not engine.reset_prefix_cache():
                 raise RuntimeError(

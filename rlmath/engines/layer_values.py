@@ -1,7 +1,7 @@
-"""Values inside an engine's layers, noted by hooks in its workers.
+"""Values inside an engine's layers, recorded by hooks in its workers.
 
-The engine reads one sequence, once, beside no other request. vLLM's modules have the names of the
-Hugging Face folder but for those that it fuses.
+The engine reads one sequence once, without other requests. vLLM's modules have the names of the
+Hugging Face folder, except those that it fuses.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# By layer (-1: before the first) and step.
+# Values by layer (-1: before the first) and step.
 Values = dict[tuple[int, str], Tensor]
 
 EMBEDDING = "embed_tokens (word_embeddings)"
 NORM = "norm (final_layernorm)"
 HEAD = "lm_head (output_layer)"
-# Of a worker: handles of its hooks, and what they noted.
+# Attributes of a worker: handles of its hooks, and what they noted.
 _HOOKS, _NOTED = "_rlmath_hooks", "_rlmath_values"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.([a-z_.]+)$")
-# Steps of a layer that one module gives, whole on every worker.
+# Steps of a layer whose value is the output of one module, complete on every worker.
 _WHOLE = {"mlp": "mlp", "block_sparse_moe": "mlp"}
 _NORMS_BEFORE = {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"}
 _NORMS_AFTER = {"post_attention_layernorm": "attention_out", "post_feedforward_layernorm": "mlp"}
 _ONE_OF_QKV = {f"self_attn.{one}_proj": one for one in "qkv"}
-# In the place of the number of layers, which a worker does not know.
+# Layer index of values after the last layer, whose number a worker does not know.
 AFTER_LAYERS = 1 << 30
-# By key, what a worker has of a value, and whether the workers' parts are columns of the whole.
+# By key, a worker's part of a value, and whether the parts are columns of the whole.
 Noted = dict[tuple[int, str], tuple[Tensor, bool]]
 
 
@@ -41,14 +41,13 @@ class Reading:
         self.tokens = tokens
 
     def __call__(self, engine: Any) -> bool:
-        """Whether the engine had nothing else to do. In the engine's thread; each of several
-        engines reads it, as they are called alike."""
+        """Read the sequence in the engine's thread; false if the engine has other requests."""
         from vllm.sampling_params import SamplingParams
 
         if engine.has_unfinished_requests():
             return False
         name = f"rlmath-values-{uuid.uuid4().hex}"
-        # Greedy: no random stream moves. The salt: nothing is taken from the prefix cache.
+        # Greedy sampling advances no random stream; the salt keeps the prefix cache out.
         params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         prompt = {"prompt_token_ids": self.tokens, "cache_salt": name}
         engine.add_request(name, prompt, params)
@@ -70,7 +69,7 @@ def watch(worker: Any) -> None:
 
 
 def noted_values(worker: Any) -> Noted:
-    """Runs in a vLLM worker: what its hooks noted. They are taken away."""
+    """Runs in a vLLM worker: return what its hooks recorded, and remove them."""
     for handle in worker.__dict__.pop(_HOOKS, []):
         handle.remove()
     noted: Noted = worker.__dict__.pop(_NOTED, {})
@@ -81,8 +80,8 @@ def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
     """Hooks on one module; none where nothing of it is compared.
 
     Args:
-        after: The model's norms stand behind attention and feed-forward.
-        noted: Where they write.
+        after: The model has its norms after attention and feed-forward.
+        noted: Gets the values.
     """
 
     def note(key: tuple[int, str], value: Tensor, columns: bool = False) -> None:

@@ -1,7 +1,7 @@
-"""Log-probs of a batch from vLLM, in its own process: ``python -m`` this, with three paths.
+"""Log-probs of a batch from vLLM, computed in a child process.
 
-Megatron's CPU shim and vLLM cannot share a process; ``vllm_log_probs`` starts one and reads what
-it leaves.
+Megatron's CPU shim and vLLM cannot share a process, so ``vllm_log_probs`` runs this module with the
+paths of a model, a request and an answer, and reads the answer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rlmath.environments.tools import Tool, ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.model.chat import is_instruct
 
-# Of an output, generously: what a tool leaves of it is still cut to tokens.
+# Most bytes of an output per token, generous because a tool's result is still cut to tokens.
 BYTES_PER_TOKEN = 16
 
 

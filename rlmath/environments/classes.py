@@ -158,7 +158,7 @@ class ClassEnvironment(Environment):
     ) -> None:
         self._class, self._format, self._tools = made_of, turn_format, tuple(tools)
         self._max_calls, self.gives_reward = max_calls, made_of.gives_reward
-        # What closes an instance may take its time: sampling does not wait for it.
+        # Closing an instance may take its time: sampling does not wait for it.
         self._threads = DaemonThreads(_CLOSING, "closing")
         self._closing: set[Future[None]] = set()
 
@@ -208,7 +208,7 @@ class _ClassEpisode(ToolEpisode):
         super().__init__(turn_format, sessions, max_calls)
         self._class, self._instance = made_of, instance
         self._close, self._to_close = close, [instance]
-        # Of the steps so far.
+        # Reward of the steps so far.
         self._total = 0.0
 
     def answer(self, turn: Turn) -> Observation | End:

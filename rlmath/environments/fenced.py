@@ -50,7 +50,7 @@ class Fenced(TurnFormat):
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
         found = ((text.find(OPENING + name), name) for name in self._texts)
-        # Of tools that begin at one place, the one with the longest name.
+        # If several tools begin at one place, the one with the longest name.
         start, name = min(
             ((at, name) for at, name in found if at >= 0),
             key=lambda one: (one[0], -len(one[1])),

@@ -110,7 +110,7 @@ class FunctionTool(Tool, ToolSession):
         begun = time.monotonic()
         status: CallStatus = "error"
         try:
-            # Raises itself for arguments that are nested a thousand deep.
+            # The validator itself fails on arguments that are nested a thousand deep.
             wrong = next(self._check.iter_errors(dict(arguments)), None)
             if wrong is None:
                 text = _text(self._limits.call(self.name, function, arguments))
@@ -142,7 +142,7 @@ class _Method(ToolSession):
 
 
 def _with_nullable(schema: Any) -> Any:
-    """``nullable``, which JSON Schema does not know, in its own words."""
+    """Replace ``nullable``, which JSON Schema does not have, by a type ``null``."""
     if isinstance(schema, list):
         return [_with_nullable(one) for one in schema]
     if not isinstance(schema, dict):

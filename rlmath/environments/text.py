@@ -18,7 +18,7 @@ def join_ends(head: bytes, tail: bytes, total: int) -> str:
     missing = total - len(head) - len(tail)
     if missing <= 0:
         return (head + tail).decode("utf-8", "replace")
-    # Of characters that the cuts went through, nothing is left.
+    # Characters that were cut in two are dropped.
     first = codecs.getincrementaldecoder("utf-8")("replace").decode(head)
     begin = next((i for i, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
     last = tail[begin:].decode("utf-8", "replace")

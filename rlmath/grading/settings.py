@@ -18,13 +18,13 @@ class Fallback(StrEnum):
     number = "number"
 
 
-# Of rewards: a policy that is paid for any number learns to name many.
+# Fallback of rewards: a policy that is rewarded for any number learns to name many.
 REWARD_FALLBACK = Fallback.none
-# What the recipe's reward gives for a right final answer, and for any other.
+# Rewards of the recipe for a right final answer, and for any other.
 CORRECT, INCORRECT = 5.0, -5.0
 
-# Of a run's grader, if the settings leave it open. The quick layers decide most answers on the
-# driver itself; what is left comes in bursts, and waits for a worker.
+# Workers of a run's grader if the settings leave it open. The fast layers decide most answers on
+# the driver; the rest comes in bursts and waits for a worker.
 LEAST_WORKERS, MOST_WORKERS = 2, 32
 
 

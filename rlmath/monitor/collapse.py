@@ -60,7 +60,7 @@ class _Detector:
     onset: int | None = None
     length: int = 0
 
-    def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
+    def update(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
         if self.metric not in metrics:
             return None
         found = metrics[self.metric]
@@ -99,7 +99,7 @@ class _Sharpening:
         self._onset: int | None = None
         self._fired = False
 
-    def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
+    def update(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
         entropy = metrics.get("train/entropy_loss")
         if entropy is not None:
             self._entropies.append(entropy)
@@ -165,11 +165,11 @@ class CollapseDetectors:
         if settings.sharpening is not None:
             self._detectors.append(_Sharpening(settings))
         for line in history:
-            self.see(line["step"], line)
+            self.update(line["step"], line)
 
-    def see(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
+    def update(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Take a step's metrics; a detector whose metric is not among them skips the step."""
-        found = [detector.see(step, metrics) for detector in self._detectors]
+        found = [detector.update(step, metrics) for detector in self._detectors]
         return [alarm for alarm in found if alarm is not None]
 
 

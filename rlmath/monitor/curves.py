@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.monitor.files import replacing
-from rlmath.monitor.run_settings import resumed_after
+from rlmath.monitor.run_settings import resume_steps
 from rlmath.monitor.writer import STEP, read_metrics
 
 CURVES_FILE = "curves.png"
@@ -128,7 +128,7 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     from matplotlib.ticker import MaxNLocator
 
     run_dir = Path(run_dir)
-    lines, resumes = read_metrics(run_dir), resumed_after(run_dir)
+    lines, resumes = read_metrics(run_dir), resume_steps(run_dir)
     panels = [
         panel for panel in panels_of(lines) if any(_points(lines, tag) for tag, _ in panel.series)
     ]
@@ -163,7 +163,7 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
 
 
 def panels_of(lines: Sequence[dict[str, Any]]) -> list[Panel]:
-    """``PANELS``, and after the first one each reward on its own where there are several."""
+    """``PANELS``, and after the first one each reward separately where there are several."""
     tags = dict.fromkeys(tag for line in lines for tag in line)
     labels = [
         tag.removeprefix("rewards/").removesuffix("/mean")

@@ -23,7 +23,7 @@ from rlmath.types import ONE_TURN, GradedSample, Group, Sample
 DIGESTS_FILE = "digests.jsonl"
 # Settings that say where a run is and how it was started, not what it computes.
 _PLACES = ("runner.run_dir", "runner.resume", "runner.accept_changes")
-# Of an item in a step's file; a phase's digest is of all of its items' 16 characters.
+# Characters of an item in a step's file; a phase's digest is of all of its items' 16 characters.
 _ITEM_CHARACTERS = 8
 
 
@@ -208,7 +208,7 @@ class DigestLog:
         self._first = last_step or 0
         self._path = run_dir / DIGESTS_FILE
         kept = [] if last_step is None else list(read_digests(run_dir))
-        # What the weights were before step 1 is known when the run resumes.
+        # A resumed run knows the weights before step 1.
         self._has_start = any(line["step"] == self._first for line in kept)
         kept = [line for line in kept if line["step"] <= self._first]
         if self._path.exists():

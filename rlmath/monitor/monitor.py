@@ -147,7 +147,7 @@ class Monitor:
         disk says is told, and the run continues."""
         writing, self._writing = self._writing, None
         if writing is not None:
-            self._tell_if_not_written(writing.result)
+            self._warn_if_not_written(writing.result)
 
     @property
     def digests(self) -> StepDigests:
@@ -163,9 +163,9 @@ class Monitor:
         digesting, self._digesting = self._digesting, None
         if digesting is not None:
             self._digests.now.add_first(digesting.result())
-        self._tell_if_not_written(lambda: self._digests.write(step))
+        self._warn_if_not_written(lambda: self._digests.write(step))
 
-    def _tell_if_not_written(self, write: Callable[[], object]) -> None:
+    def _warn_if_not_written(self, write: Callable[[], object]) -> None:
         try:
             write()
         except OSError as error:
@@ -187,7 +187,7 @@ class Monitor:
         self._write_digests(step)
         keep_gib = self._runner.samples_keep_gib
         if keep_gib is not None and step % _LOOK_AT_SIZES_EVERY == 0:
-            self._tell_if_not_written(lambda: limit_samples(self.run_dir, keep_gib))
+            self._warn_if_not_written(lambda: limit_samples(self.run_dir, keep_gib))
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)
         if self._server is not None:
@@ -211,7 +211,7 @@ class Monitor:
         terminal when it is another choice than the last one. (A step that is done again after a
         resume has its line again.)"""
         line = {"step": step, "what": what, "choice": choice, "reason": reason}
-        self._tell_if_not_written(lambda: _append(self.run_dir / DECISIONS_FILE, line))
+        self._warn_if_not_written(lambda: _append(self.run_dir / DECISIONS_FILE, line))
         if self._choices.get(what) != choice:
             self._choices[what] = choice
             print(f"step {step}: {what} takes {choice}: {reason}", flush=True)

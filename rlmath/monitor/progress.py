@@ -128,7 +128,7 @@ class ProgressDisplay:
         self._ends.append(time.perf_counter())
         own = self._ends[-1] - self._ends[-2]
         if step == self._first and self._total:
-            # What it compiled and warmed up says nothing of the next steps.
+            # The first step compiles and warms up, so its speed says nothing of the next ones.
             metrics = {tag: one for tag, one in metrics.items() if tag != _TOKENS_PER_S}
             self._ends = deque(list(self._ends)[-1:], maxlen=_STEPS_IN_ESTIMATE + 1)
         if step % self._line_every and step not in (1, self._total):
@@ -156,7 +156,7 @@ class ProgressDisplay:
         found = self._sampling() if self._phase in _SAMPLING else None
         if found is None or not found.wanted:
             return ""
-        return found.words(self._rate.see(found.tokens))
+        return found.words(self._rate.update(found.tokens))
 
     def seconds_left(self) -> float:
         """Steps that remain, at the mean pace of the last ten; NaN before the second is over."""

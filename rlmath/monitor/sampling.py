@@ -35,7 +35,7 @@ class TokenRate:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def see(self, tokens: int, now_s: float | None = None) -> float | None:
+    def update(self, tokens: int, now_s: float | None = None) -> float | None:
         """Note how many there are; ``None`` until a second has passed, and when engines were
         started again."""
         now_s = time.monotonic() if now_s is None else now_s

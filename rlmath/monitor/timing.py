@@ -62,7 +62,7 @@ class PhaseTimer:
         """Count the seconds of this block towards ``phase``."""
         self._charge()
         self._open.append(phase)
-        self._tell(phase)
+        self._notify(phase)
         begun = self._since
         if self._observe is not None:
             self._observe(phase, None)
@@ -74,7 +74,7 @@ class PhaseTimer:
                 self._observe(phase, self._since - begun)
             self._open.pop()
             if self._open:
-                self._tell(self._open[-1])
+                self._notify(self._open[-1])
 
     def finish_step(self) -> dict[str, float]:
         """``timing/<phase>`` in seconds for each phase since the last call, and start over.
@@ -102,6 +102,6 @@ class PhaseTimer:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
         self._since = now
 
-    def _tell(self, phase: str) -> None:
+    def _notify(self, phase: str) -> None:
         if self._on_phase is not None:
             self._on_phase(phase)

@@ -42,8 +42,8 @@ class Source:
 # Has the sources for processes that are started without Ray, and the most that Linux lets it have.
 VARIABLE, _MOST_CHARACTERS = "RLMATH_PLUGINS", 2**17 - 1024
 
-# What this process has imported, by place and in order; which of it other processes import too; and
-# why something could not be imported.
+# Imported places in order; those of them that other processes import too; and why a place could not
+# be imported.
 _imported: dict[str, Source] = {}
 _everywhere: dict[str, None] = {}
 _failed: dict[str, str] = {}

@@ -14,8 +14,8 @@ input, correct output and submitted output, that prints 1 for a right one), ``ti
 (seconds), ``memory_limit`` (MiB), ``input_mode`` (``stdio``, or ``file`` for input.txt and
 output.txt).
 
-Corrected: a provider failure gives ``None`` instead of a failed test; the checker runs in its own
-sandbox that the submission cannot reach; without a checker the whole output must match.
+Unlike in Open-R1, a provider failure gives ``None`` instead of a failed test, and the checker runs
+in its own sandbox that the submission cannot reach. Without a checker the whole output must match.
 """
 
 from __future__ import annotations

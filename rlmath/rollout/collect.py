@@ -67,7 +67,7 @@ class Grading:
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
 
-        def look() -> list[Partial]:
+        def score() -> list[Partial]:
             written = sample.model_part()
             found = repetition(written.text, written.token_ids)
             self._repetition[problem.id, sample.index] = found
@@ -75,7 +75,7 @@ class Grading:
                 return [Partial()]
             return self._rewards.prescore_group(problem, [written])
 
-        piece = self._run(look)
+        piece = self._run(score)
         self._pieces[problem.id, sample.index] = piece
         own.append((sample, piece))
         if len(own) == self._sizes[problem.id]:

@@ -36,7 +36,7 @@ RETRY_AFTER_S = 0.5
 MAX_FAILED_SHARE = 0.05
 
 _Key = tuple[str, int, int]
-# Of the segment that a truncated sample awaits in place of glue, which would come first.
+# Kind of segment that a truncated sample awaits; otherwise glue would come first.
 _TRUNCATED: SegmentKind = "observation"
 
 

@@ -86,7 +86,7 @@ class StepJournal:
                 flush=True,
             )
 
-    def tell(self, step: int) -> None:
+    def print_reused(self, step: int) -> None:
         """Print how many samples it had."""
         if self.reused:
             print(f"step {step}: {self.reused} samples came from the journal", flush=True)

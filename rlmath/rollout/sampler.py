@@ -143,7 +143,7 @@ class Sampler:
             for sample in pool.generate(requests, more, journal, **until_cut):
                 with self.changed:
                     work.take(sample)
-            journal.tell(step)
+            journal.print_reused(step)
         return self.close(step - ahead)
 
     def _more(self, work: StepSampling, engines_idle: bool) -> list[Request]:
@@ -206,7 +206,7 @@ class Sampler:
         with self.changed:
             if self._work is None:
                 return self.is_sampled
-            self._work.look()
+            self._work.poll()
             return self._work.is_ready
 
     def take(self, step: int) -> Sampled:
@@ -263,7 +263,7 @@ class Sampler:
         # In an order independent of engines: the first event of each group comes first.
         self._events = sorted(events, key=lambda event: event["group"])
         step = work.step + work.is_taken
-        self._see_rates(finished, step)
+        self._update_rates(finished, step)
         before = self.round or Round(step, {}, {})
         self.round = Round(
             step,
@@ -348,7 +348,7 @@ class Sampler:
             seen[self._data_id(id_)] = max(seen.get(self._data_id(id_), 0), _number(id_))
         return seen
 
-    def _see_rates(self, finished: Mapping[int, Group], step: int) -> None:
+    def _update_rates(self, finished: Mapping[int, Group], step: int) -> None:
         """Record pass rates of problems."""
         if not self._config.algorithm.curriculum.cooldown:
             return

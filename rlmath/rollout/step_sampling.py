@@ -140,7 +140,7 @@ class StepSampling:
     def more(self, engines_idle: bool) -> list[Request]:
         """Requests to add, if any; see ``RolloutPool.generate``. Waits for grades when engines are
         idle, but not where the weight sync ends the sampling."""
-        self.look()
+        self.poll()
         while not (requests := self._next()) and engines_idle and not self._until_sync:
             is_awaited = any(group.is_complete for group in self.unfinished.values())
             if not is_awaited:
@@ -149,7 +149,7 @@ class StepSampling:
                 self._decide(self.grading.take_finished(block=True))
         return requests
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Take what has come from elsewhere than engines: finished grades."""
         self._decide(self.grading.take_finished())
 

@@ -26,7 +26,7 @@ class WakeRoom:
         self.used = bool(asleep) and self._fits(asleep)
         return self.used
 
-    def see(self, asleep: Sequence[Residue], awake: Sequence[Residue]) -> None:
+    def update(self, asleep: Sequence[Residue], awake: Sequence[Residue]) -> None:
         """Measure the memory that the engines took.
 
         Args:

@@ -176,7 +176,7 @@ def sync_weights(
     cost_s = time.monotonic() - began_s
     offloaded = sender.make_room("kv_cache")
     if wake_room is not None:
-        wake_room.see(asleep, offloaded)
+        wake_room.update(asleep, offloaded)
     pool.wake("kv_cache")
     pool.set_version(version)
     if verification is not None and due is not None:

@@ -166,7 +166,7 @@ def connect(run: Running, begin: _Begin, stack: contextlib.ExitStack) -> Trainin
             config.runner.steps,
             None if begin.checkpoint is None else done,
             sampling=functools.partial(sampling_progress, run.sampling.pool),
-            listeners=Listeners(phase=saver.look),
+            listeners=Listeners(phase=saver.poll),
         )
     )
     monitor.show_settings(to_yaml(config), attempts.flat_settings(config))

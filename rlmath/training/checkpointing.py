@@ -86,7 +86,7 @@ class Saver:
         store: Where to.
         actor: The ranks.
         states: The driver's own parts.
-        in_background: Write while training continues; :meth:`look` has to be called regularly.
+        in_background: Write while training continues; :meth:`poll` has to be called regularly.
         leave_gpus: Called before a run that is cut short is saved: engines may hold memory that
             the ranks need for it.
     """
@@ -111,7 +111,7 @@ class Saver:
         self.committed_step = 0  # Step of the run's newest complete checkpoint; 0: there is none.
         # A save was; the ranks may still be writing.
         self._is_interrupted = False
-        # Of which the ranks' part is written, or being written, and no checkpoint made yet.
+        # The step whose ranks' part is written, or being written, without a checkpoint yet.
         self._written_step: int | None = None
         # Written by the ranks in the background, and then committed by a thread.
         self._writing: _Point | None = None
@@ -143,7 +143,7 @@ class Saver:
         parts = {name: part.snapshot() for name, part in self._states.items()}
         self._last = _Point(step, parts, metrics)
         self._actor.changed = False
-        self._look(wait=False)
+        self._poll(wait=False)
 
     def write(self, step: int) -> None:
         """Let the ranks write what they hold at the end of a step whose metrics are still to come.
@@ -151,7 +151,7 @@ class Saver:
         :meth:`save` makes a checkpoint of it once the step is done. If it never is, there is none.
         Raises DiskFull: there was no room; earlier checkpoints are untouched.
         """
-        self._look(wait=True)
+        self._poll(wait=True)
         self._folder = self._store.begin(step)
         self._written_step = step
         try:
@@ -193,13 +193,13 @@ class Saver:
                     flush=True,
                 )
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Make a checkpoint of what was written in the background, if it is there; at any time."""
-        self._look(wait=False)
+        self._poll(wait=False)
 
     def finish(self) -> None:
         """Wait until what is written in the background is a checkpoint."""
-        self._look(wait=True)
+        self._poll(wait=True)
 
     def watchdog_probe(self) -> WatchedComponent:
         """For the watchdog: a save makes progress as long as its folder grows."""
@@ -256,7 +256,7 @@ class Saver:
         if last is None or last.step == 0:
             return f"{what} before the first step finished"
         if self._actor.changed:
-            self._look(wait=True)
+            self._poll(wait=True)
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
                 + self._where_it_resumes()
@@ -270,7 +270,7 @@ class Saver:
             if self._leave_gpus is not None:
                 self._leave_gpus()
             self.save()
-        self._look(wait=True)
+        self._poll(wait=True)
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
 
     def _where_it_resumes(self) -> str:
@@ -280,7 +280,7 @@ class Saver:
             return f"runner.resume={self._began_from} starts from there again"
         return "there is no checkpoint yet, so the run starts over"
 
-    def _look(self, wait: bool) -> None:
+    def _poll(self, wait: bool) -> None:
         """See how far the writing in the background is; with ``wait`` see it through."""
         if self._writing is not None and (wait or self._actor.checkpoint_written()):
             point, self._writing = self._writing, None

@@ -44,7 +44,7 @@ class Coefficients:
         """The coefficients of a step's update. ``entropy_coef``: from :meth:`entropy_coef_at`."""
         return {"train/kl_coef": self.kl_coef, "train/entropy_coef": entropy_coef}
 
-    def see_kl(self, kl: float | None, samples: int) -> None:
+    def update_kl(self, kl: float | None, samples: int) -> None:
         """Update the KL coefficient from the mean KL of a step's tokens, in nats."""
         settings = self._algorithm
         if settings.kl_target is not None and kl is not None and math.isfinite(kl):

@@ -54,7 +54,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
             options=config.weights.transport_options,
         ),
         log_dir=str(log_dir(config)),
-        # Of prompts without a whole block there is nothing to keep, and looking costs time.
+        # Prompts without a whole block have nothing to keep, and looking costs time.
         prefix_caching=rollout.prefix_caching
         and (on_cuda or keeps_kv(rollout) or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
         keeps_kv=keeps_kv(rollout),

@@ -20,8 +20,8 @@ from rlmath.rollout.sampler import Sampler
 from rlmath.training.opening import Running
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# Longest wait at a run's end for what samples in the background. A reward, an engine or a rank may
-# hang; the engines and ranks that it waits for are ended only after it.
+# Longest wait at a run's end for sampling in the background, which may hang in a reward, an engine
+# or a rank. Engines and ranks are ended only afterwards.
 CLOSE_WAIT_S = 10.0
 
 
@@ -31,18 +31,18 @@ class GroupSource:
     (:class:`rlmath.config.rollout.Overlap`):
 
     - Engines that take turns with the actor sample in :meth:`take`.
-    - Whole responses are sampled a step ahead: the next step's groups, with the weights of before
-      this step's update. What is sampled depends on no clock: the engines are done before the
-      weights change.
-    - Responses that are cut at the weight sync are sampled from :meth:`take` on, which returns as
-      soon as the step's groups are there, and what is unfinished is cut when the weights change.
-      What a step trains on depends on when: a run does not repeat itself, but each update can be
-      done again (``rlmath replay``).
+    - With whole responses a step ahead, engines sample the next step's groups during this step's
+      update, with the weights from before it, and finish before the weights change. The samples do
+      not depend on timing.
+    - With responses that are cut at the weight sync, engines sample without a pause. :meth:`take`
+      returns as soon as the step's groups are complete, and unfinished responses are cut when the
+      weights change. The samples of a step depend on timing, so runs are not reproducible, but each
+      update is (``rlmath replay``).
 
     Args:
-        run: Its engines sample.
-        sampler: Decides what.
-        monitor: Times it.
+        run: Ranks and engines.
+        sampler: Chooses problems and collects groups.
+        monitor: Gets the times.
     """
 
     def __init__(self, run: Running, sampler: Sampler, monitor: Monitor) -> None:
@@ -78,14 +78,14 @@ class GroupSource:
             # The weights come back while the driver makes a batch of them.
             self._run.actor.begin_load()
         if self._overlap.is_beside and has_next:
-            # What samples now is gone from the actor with its next update.
+            # The actor's next update overwrites the weights that sample now.
             pool.take_weights_away()
             self._begin(step + 1, ahead=True)
         return sampled
 
     def weights_changed(self, step: int) -> None:
-        """The ranks have updated the weights: engines finish what they sample, or are cut, so that
-        they can get them. Raises what :meth:`take` does."""
+        """Call after an update of the weights, before their sync: engines finish their requests,
+        or cut them. Raises the same errors as :meth:`take`."""
         if self._running is None:
             return
         began_s = time.monotonic()
@@ -95,20 +95,20 @@ class GroupSource:
         self._set_step(step)
 
     def forget(self, step: int) -> None:
-        """A resumed run must not find samples of this step again, nor of a later one; sampling
-        ends."""
+        """End sampling, and drop samples of this step and the next from the journal, so that
+        a resumed run does not use them."""
         self._cancel()
         for one in (step, step + 1):
             self._sampler.journal.forget(one)
 
     def close(self) -> None:
-        """End the sampling that is running, within seconds; what hangs is left behind."""
+        """End sampling within seconds; a thread that hangs is abandoned."""
         self._cancel()
         self._thread.close(CLOSE_WAIT_S)
 
     def metrics(self) -> dict[str, float]:
-        """``schedule/..._waited_s`` since the last call, the actor for samples and the engines for
-        weights; nothing where they take turns."""
+        """``schedule/..._waited_s`` since the last call: waits of the actor for samples and of the
+        engines for weights; empty if they take turns."""
         if not self._overlap.is_beside:
             return {}
         found = {f"schedule/{who}_waited_s": waited for who, waited in self._waited_s.items()}
@@ -133,7 +133,7 @@ class GroupSource:
         self._waited_s["actor"] += time.monotonic() - began_s
 
     def _begin(self, step: int, ahead: bool = False) -> Future[None]:
-        """Let the engines sample beside what the loop does.
+        """Let the engines sample in the background.
 
         Args:
             step: The step that trains on it.
@@ -163,12 +163,12 @@ class GroupSource:
         return sampling.pool.metrics() | sampling.rewards.metrics()
 
     def _end_sampling(self) -> None:
-        """Wait for what the engines sample, or have them cut it."""
+        """Wait until the engines finish their requests, or cut them."""
         running, self._running = self._running, None
         assert running is not None
         if self._overlap.cuts_at_sync:
             self._sampler.stop()
-            # Not before the thread is in ``generate``, which would not hear of it.
+            # Repeated, because a call before the thread is in ``generate`` has no effect.
             while not running.done():
                 self._run.sampling.pool.cut()
                 with contextlib.suppress(TimeoutError):
@@ -181,7 +181,7 @@ class GroupSource:
             self._run.sampling.collector.cancel()
 
     def _set_step(self, step: int) -> None:
-        """Rewards may change over a run: what is graded from now on is of this step."""
+        """Set the step of the next grades, since rewards may change over a run."""
         rewards = self._run.sampling.rewards
         rewards.set_step(step, self._run.config.runner.steps)
 

@@ -29,7 +29,7 @@ from rlmath.utils.array_file import read_arrays, write_arrays
 if TYPE_CHECKING:
     from rlmath.training.opening import RunningRanks
 
-# Of the arrays that are no field of a TrainingBatch.
+# Names of the arrays that are no field of a TrainingBatch.
 _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_part"
 
 
@@ -59,7 +59,7 @@ class KeptBatches:
         self._writing: Future[None] | None = None
         self._warned = False
         later = [path for step, path in kept_files(folder).items() if step > last_step]
-        # What a killed process did not finish writing has the name that ``replacing`` gave it.
+        # An unfinished file of a killed process has the name that ``replacing`` gave it.
         for path in [*later, *folder.glob(".step_*.bin.*")]:
             path.unlink(missing_ok=True)
 

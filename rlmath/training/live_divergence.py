@@ -40,7 +40,7 @@ def where_they_part(run: Running, tokens: list[int]) -> str:
         try:
             return _compare(run, tokens[:MAX_TOKENS])
         except Exception as error:
-            # What is looked for is the reason of another failure, which has to be reported.
+            # The other failure is the one to report.
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return (
         f"The layer is unknown ({reason}); rlmath validate on the model's folder "

@@ -107,12 +107,12 @@ def train(config: Config, given: Config | None = None) -> Events:
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             metrics = evaluate_held_out(training, 0)
-            training.detectors.see(0, metrics)
+            training.detectors.update(0, metrics)
             training.monitor.log_step(0, metrics)
         attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
             made, line = step_and_save(training, step)
-            # Of an earlier one where the last step was skipped.
+            # Sequences of an earlier step if the last one was skipped.
             batch = made.shortest if made.shortest is not None else batch
             grace.step_done()
             yield from answer_between(training, StepDone(step, line, made.groups))
@@ -166,7 +166,7 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
                 _finish_step(training, step, metrics)
             raise
     line = _finish_step(training, step, metrics)
-    act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
+    act(training.detectors.update(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
         with training.monitor.phase("save"), signals_wait("a save"):
             training.saver.save()

@@ -87,7 +87,7 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
         "train/clip_fraction_high", 0.0
     )
     metrics["train/early_stopped_minibatches"] = float(len(result.early_stopped))
-    # Those that early_stop_rest discards are not looked at, so they have no metrics.
+    # Minibatches that early_stop_rest discards have no metrics.
     unseen = sum(index >= len(minibatches) for index in result.early_stopped)
     metrics["train/discarded_minibatches"] = sum(m["discarded"] for m in minibatches) + unseen
     return metrics

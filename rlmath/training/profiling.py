@@ -18,15 +18,15 @@ from rlmath.training.rank_settings import profile_folder
 def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     """Profile this block on all ranks and engines, if ``runner.profile`` names the step.
 
-    A trace that cannot be written is a warning. When the block fails, ranks that still answer
-    write theirs; the others end with the run. A run that has to end has no time for it.
+    A trace that cannot be written is a warning. If the block fails, ranks that still answer write
+    theirs. A run that has been asked to end writes none.
     """
     profile = run.config.runner.profile
     if step not in profile.steps:
         yield
         return
     folder, pool = profile_folder(run.config) / f"step_{step:06d}", run.sampling.pool
-    shutil.rmtree(folder, ignore_errors=True)  # Of the same step before a restart.
+    shutil.rmtree(folder, ignore_errors=True)  # From before a restart.
     folder.mkdir(parents=True)
     for file in _of_engines(folder):
         file.unlink()
@@ -36,7 +36,7 @@ def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
             return
         try:
             call()
-        except ComponentError as error:  # One that restarts, for example.
+        except ComponentError as error:  # For example a restart.
             monitor.warn(f"step {step}: the engines are not profiled: {error}")
 
     run.actor.begin_profile(profile.tool, folder)
@@ -57,5 +57,5 @@ def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
 
 
 def _of_engines(folder: Path) -> list[Path]:
-    """Traces of a step that vLLM has written, all to one folder."""
+    """Traces that vLLM has written of a step, in one folder."""
     return sorted(folder.parent.glob(f"{folder.name}_*"))

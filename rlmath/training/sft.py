@@ -151,7 +151,7 @@ def fine_tuning_step(
     monitor.log_step(step, figures)
     for reason in result.early_stopped.values():
         monitor.warn(f"step {step}: changed no weight: {reason}")
-    discarded.see(step, next(iter(result.early_stopped.values()), ""))
+    discarded.update(step, next(iter(result.early_stopped.values()), ""))
     return figures
 
 
@@ -161,9 +161,15 @@ class DiscardedSteps:
     def __init__(self) -> None:
         self._count = 0
 
-    def see(self, step: int, reason: str) -> None:
-        """Note a step. ``reason``: why it was discarded; empty: it was not. Raises UserError: the
-        last few all were."""
+    def update(self, step: int, reason: str) -> None:
+        """Note a step.
+
+        Args:
+            reason: Why it was discarded; empty: it was not.
+
+        Raises:
+            UserError: The last few all were.
+        """
         self._count = self._count + 1 if reason else 0
         if self._count < _MOST_DISCARDED:
             return

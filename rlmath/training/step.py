@@ -153,7 +153,7 @@ def update(
         report = actor.finish_step(plan, advantages)
     metrics = coefficients.metrics(plan.objective.entropy_coef)
     metrics |= log_update(config, batch, plan, report, monitor, step)
-    coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
+    coefficients.update_kl(metrics.get("train/kl"), samples=len(batch))
     renew_reference(parts, step)
     changes = digest_weights(monitor, actor)
     metrics |= parts.checks.after_update(

@@ -127,7 +127,7 @@ def summarize(config: Config, layout: RunLayout, extra: dict[str, float]) -> dic
         "tokens_generated": int(sum(line.get("rollout/response_tokens", 0) for line in lines)),
         "train_s": train_s,
         "skipped_steps": sum(line.get("sampling/trained_groups") == 0 for line in lines),
-        # Of the steps that count; starts, exports and repeated steps are not in it.
+        # GPU hours of the steps that count; starts, exports and repeated steps are not in it.
         "gpu_hours": layout.accelerators * train_s / 3600,
         # Not those of an earlier export.
         **dict.fromkeys(_OF_THE_EXPORT),
@@ -175,8 +175,8 @@ def _accuracy(summary: Mapping[str, Any], when: str) -> str:
     return f"{summary[f'eval/accuracy_{when}']:.3f}{spread}"
 
 
-# Of the sections that decide about prompts, sampling and grades, what the command below does not
-# repeat. Accuracy does not depend on the rewards.
+# Settings of the sections for prompts, sampling and grades that the command below does not repeat.
+# Accuracy does not depend on the rewards.
 _NOT_FOR_EVALUATION = {
     "data": {"train_paths", "train_weights", "eval_paths", "shuffle", "seed"},
     "eval": {"benchmarks", "data_dir", "published_settings", "checkpoint", "every", "samples"},

@@ -63,14 +63,14 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
             saved = newest
             before, raised = raised, _Raised.of(error, run_dir)
             if raised is not None and raised == before:
-                _tell(run_dir, "a part failed", "no restart", str(error), raised.describe())
+                _notify(run_dir, "a part failed", "no restart", str(error), raised.describe())
                 raise
             if restarts > config.runner.max_restarts:
                 raise
             choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
             how = _next_resume(config, store)
             redone = _redone(_last_step(run_dir) + 1, newest, how)
-            _tell(run_dir, "a part failed", choice, str(error), redone)
+            _notify(run_dir, "a part failed", choice, str(error), redone)
         except RollBack as collapse:
             how = _roll_back(config, store, collapse, rollbacks)
         # Without what the attempt had: its processes have ended, its memory may be large.
@@ -172,7 +172,7 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
         file.write((json.dumps([*earlier, entry], indent=1) + "\n").encode())
     run_dir = rollbacks.parent
     choice = f"rollback {len(earlier) + 1}, learning rate times {factor:g}"
-    _tell(run_dir, "collapse", choice, collapse.reason, _redone(collapse.step, newest, how))
+    _notify(run_dir, "collapse", choice, collapse.reason, _redone(collapse.step, newest, how))
     return how
 
 
@@ -183,7 +183,7 @@ def _read(rollbacks: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _tell(run_dir: Path, what: str, choice: str, reason: str, redone: str) -> None:
+def _notify(run_dir: Path, what: str, choice: str, reason: str, redone: str) -> None:
     print(f"warning: {printable(reason)}\n{choice}: {redone}", file=sys.stderr, flush=True)
     line = {
         "step": _last_step(run_dir) + 1,

@@ -216,7 +216,7 @@ class BucketGatherer:
             names: Only these tensors, the same on all ranks; ``None``: all.
         """
         if destination is not None and destination not in self.ranks:
-            # That rank is in another copy of the model (data parallel), which serves it.
+            # The rank in another copy of the model (data parallel) serves it.
             return
         buckets = self.buckets
         if names is not None:

@@ -45,8 +45,8 @@ from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.still_weights import (
     StillWeights,
     begin,
+    compare_again,
     has_frozen_weights,
-    look_again,
 )
 from rlmath.training.checks.unchanged import ChangedWeights
 from rlmath.training.metrics import update_metrics
@@ -259,7 +259,7 @@ def on_rank(
         policy = work.update(plan) if plan.policy else None
         if share := reference_share(config.algorithm, step):
             actor.renew_reference(share)
-        moved = look_again(worker) if frozen else []
+        moved = compare_again(worker) if frozen else []
         seen.append(Seen(StepResult(tokens, values, policy), gatherer.changes(), moved))
     # Plain bytes: a pipe gives each tensor a file descriptor.
     return pickle.dumps(seen)

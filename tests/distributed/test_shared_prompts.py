@@ -43,7 +43,7 @@ class Gradients(UpdateObserver):
         super().__init__()
         self.kept: list[Vector] = []
 
-    def see_gradient(self, optimizer):
+    def record_gradient(self, optimizer):
         self.kept.append(gradient_of(optimizer))
 
 

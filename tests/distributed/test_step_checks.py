@@ -32,7 +32,7 @@ from rlmath.training.checks.sequences import (
     wrong_places,
     wrong_tokens,
 )
-from rlmath.training.checks.still_weights import begin, find_moved, look_again
+from rlmath.training.checks.still_weights import begin, compare_again, find_moved
 from rlmath.weights.sequence_fingerprints import token_digests
 from tests.support.actors import build, make_batch
 
@@ -92,7 +92,7 @@ def run(layout, platform, model, batch, lora):
         step.run_passes(UPDATE)
         step.add_advantages(UPDATE, SequenceAdvantages(ADVANTAGES).select(shard.places))
         result = step.update(UPDATE)
-        found[name] = (result, look_again(worker), taken)
+        found[name] = (result, compare_again(worker), taken)
         restore(worker)
         in_update.put_back(worker)
         actor.scheduler.num_steps = taken + UPDATE.minibatches

@@ -223,7 +223,7 @@ def damage(checkpoint, how):
     with shard.open("r+b") as file:
         if how == "truncate":
             file.truncate(size // 2)
-            return f"actor/{shard.name} has {size // 2} bytes, written were {size}"
+            return f"actor/{shard.name} has {size // 2} bytes instead of {size}"
         file.seek(size // 2)
         byte = file.read(1)[0]
         file.seek(size // 2)

@@ -15,6 +15,7 @@ KINDS = ("openings", "participles", "words")
 OPENING = re.compile(
     r"(?:(?:In |To |From )?(?:What|That which|Which|Whose)|Of|That|Those|See there)\b"
 )
+COMMENT = re.compile(r"\s*# (?P<text>.*)")
 ATTRIBUTE = re.compile(r"\s+\*{0,2}\w+(?:, \*{0,2}\w+)*: (?P<text>.*)")
 SECTIONS = ("Returns:", "Yields:")
 IRREGULAR = re.findall(
@@ -63,8 +64,12 @@ WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 
 
 def openings(source: str) -> list[str]:
-    """``LINE: text`` of docstrings and their attribute lines that begin with an :data:`OPENING`."""
-    found = []
+    """``LINE: text`` of docstrings, their attribute lines, and comments with an :data:`OPENING`."""
+    found = [
+        f"{number}: {comment['text']}"
+        for number, line in enumerate(source.split("\n"), 1)
+        if (comment := COMMENT.match(line)) and OPENING.match(comment["text"])
+    ]
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue

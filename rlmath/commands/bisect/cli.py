@@ -16,7 +16,7 @@ from rlmath.monitor.files import to_json
 from rlmath.monitor.run_folder import RunFolder
 from rlmath.utils.ranges import ranges
 
-# Of a comparison that found a difference, as of diff and cmp.
+# Exit code of a comparison that found a difference, as of diff and cmp.
 EXIT_DIFFERENT = 1
 _MOST_ITEMS = 100
 

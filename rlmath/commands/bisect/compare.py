@@ -82,11 +82,12 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
         attempt_of(run.attempts, max(at, 1)) if run.attempts else None for run in (run_a, run_b)
     ]
     settings = [{} if one is None else comparable(flat(one.settings)) for one in made]
-    # What only one has comes from another version of rlmath, or is an option of another loss.
+    # A setting of one run only comes from another version of rlmath, or is an option of another
+    # loss.
     shared = settings[0].keys() & settings[1].keys()
     files = [{} if one is None else one.files for one in made]
     named = files[0].keys() & files[1].keys()
-    # Of a run that did not note it, nothing differs.
+    # A run without this record counts as equal.
     versions = [one.made_with for one in made if one is not None and one.made_with]
     return Comparison(
         _differing(*({key: one[key] for key in shared} for one in settings)),

@@ -13,7 +13,7 @@ from rlmath.commands.drill.fault import Fault, Scene, patch, scene_fault, senten
 from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
 
-# Of a worker: the originals of what was replaced.
+# Attribute of a worker with the originals that were replaced.
 _KEPT = "_replaced_by_drill"
 STALE = r"holds other weights than the trainer sent|mean exp\|logp"
 FAULTS: list[Fault] = []

@@ -21,7 +21,7 @@ from rlmath.config.algorithm import KlPlace, ReferenceKind
 from rlmath.config.optimizer import Schedule
 from rlmath.config.schema import Config
 
-# Of a worker: frozen weights and what they were.
+# Attribute of a worker with frozen weights and their first values.
 _STILL = "_still_of_drill"
 SHIFT = 7
 RATE = 3.0

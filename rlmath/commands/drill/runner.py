@@ -231,4 +231,4 @@ class _Run:
         metrics = train_step(self.parts, step).metrics
         monitor.log_step(step, metrics)
         self.parts.run.actor.changed = False
-        act(self.detectors.see(step, metrics), monitor.note, monitor.warn)
+        act(self.detectors.update(step, metrics), monitor.note, monitor.warn)

@@ -10,7 +10,7 @@ from typing import Any
 from rlmath.monitor.run_folder import Row, RunFolder, row_key
 from rlmath.monitor.samples import data_id
 
-# What a reward has beside its weighted components: algorithm.truncated, or another weighting.
+# Rest of a reward beside its weighted components: algorithm.truncated, or another weighting.
 REST = "penalties"
 _VERDICTS = ("correct", "wrong")
 

@@ -64,7 +64,7 @@ PROBLEMS, FILTER, TRUNCATION, NO_ANSWER, GRADER, SKILL, UNMATCHED, LENGTH = (
     "length",
 )
 CHAIN = (PROBLEMS, FILTER, TRUNCATION, NO_ANSWER, GRADER, SKILL, UNMATCHED, LENGTH)
-# Of a group, by its share of right answers, from hard to easy.
+# Difficulties of a group, by its share of right answers, from hard to easy.
 DIFFICULTIES = ("none right", "up to half right", "more than half right", "all right")
 _OUTCOME = "outcome"
 REPLICATES = 100
@@ -208,7 +208,7 @@ class _Table:
             _codes([one.correct for one in self._all]),
             bins.astype(np.int64),
         ]
-        # Of each sample the node after each event; the last is its path.
+        # For each event, the node of each sample after it; the last one is its path.
         nodes = [self._strata]
         for event in events:
             nodes.append(_pair_numbers(nodes[-1], event))
@@ -219,7 +219,7 @@ class _Table:
         one_of[self._paths] = np.arange(len(self._all))
         self._nodes = [(node[one_of], size, node) for node, size in zip(nodes, sizes, strict=True)]
         self._is_shared = np.array([kind == "problem" for kind, _ in strata])[one_of]
-        # Of outcomes and of paths: the same events in all strata.
+        # Outcomes and paths have the same events in all strata.
         same = events[0]
         self._alike = []
         for event in events[1:]:

@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the experiment; default: the file's")
     parser.add_argument(
         "--config-dir", type=Path, default=Path("imported"), metavar="DIR",
-        help="folder of groups that experiment/NAME.yaml is written to; default: imported",
+        help="configuration folder to write experiment/NAME.yaml to; default: imported",
     )  # fmt: skip
     parser.add_argument("--gpus", type=count, help="processes of TRL's launch")
     parser.add_argument(
-        "--rows", type=count, help="rows of the training data, which turn epochs into steps"
+        "--rows", type=count, help="number of training rows, to convert epochs to steps"
     )
 
 
@@ -71,8 +71,7 @@ def fill_in(found: Imported, experiment: str) -> None:
 
 
 def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
-    """Let reward functions of a script, which would train if it were imported, be those of a module
-    that has the functions alone."""
+    """Copy reward functions from a script, which would train if imported, to a separate module."""
     begin, moved = f"{script}:", []
     for item in found.settings.get("reward.items", []):
         if item["name"].startswith(begin) and script.suffix == ".py":

@@ -1,7 +1,8 @@
 """Settings of another framework as its users keep them: YAML, JSON, shell script, Python script.
 
-Nothing is executed. Of a shell script, assignments, ``${NAME:-default}``, arithmetic and arrays are
-followed, the first branch of an ``if`` or ``case`` included. :mod:`.script` reads Python scripts.
+Nothing is executed. In a shell script, assignments, ``${NAME:-default}``, arithmetic and arrays are
+evaluated, and the first branch of an ``if`` or ``case`` that holds is read. :mod:`.script` reads
+Python scripts.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def shell_settings(file: Path, text: str, unread: list[str]) -> tuple[str, Value
             if value:
                 values[key] = plain(value)
             else:
-                unread.append(f"{key}: its value is not in the script; theirs by default counts")
+                unread.append(f"{key}: its value is not in the script, so its default counts")
     if not values:
         raise UserError(f"{file}: has no key=value of verl, such as data.train_batch_size=1024")
     return name, values
@@ -178,7 +179,7 @@ class _Shell:
         self.folder = folder
         self.arrays: dict[str, list[str]] = {}
         self.unread = unread
-        # Branches that are skipped: of each open if or case, whether one was taken.
+        # For each open if or case, whether one of its branches was taken.
         self._taken: list[bool] = []
         self._skips: list[bool] = []
 
@@ -256,7 +257,7 @@ class _Shell:
             self._skips.pop()
 
     def _holds(self, line: str) -> bool:
-        """Comparisons of texts; any other condition is taken not to hold."""
+        """Whether a comparison of texts holds; any other condition counts as false."""
         test = re.search(r'\[\[?\s+"?([^"\]]*?)"?\s+(==?|!=)\s+"?([^"\]]*?)"?\s+\]', line)
         if test is None:
             return False

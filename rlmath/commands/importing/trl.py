@@ -230,7 +230,7 @@ def _dtype(given: Given) -> Settings:
 def _rewards(given: Given) -> Settings:
     names, weights = given["reward_funcs"], given["reward_weights"]
     if names is None:
-        # Of weights for rewards that are not named nothing can be made.
+        # Weights for rewards without a name cannot be converted.
         return {"reward.items": [{"name": "math"}]}
     names = names if isinstance(names, list) else [names]
     items: list[dict[str, Any]] = [{"name": str(name)} for name in names]

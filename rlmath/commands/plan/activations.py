@@ -35,7 +35,8 @@ from rlmath.model.spec import ModelSpec, padded_vocab_size
 SOFTMAX_ROWS = 2048
 # Float32 tables of such rows, forward and backward.
 FORWARD_TABLES, BACKWARD_TABLES = 2, 3
-# What rlmath.actor.softmax_triton has of a row at once, over several tensor ranks: float32 numbers.
+# Bytes of a row that rlmath.actor.softmax_triton has at once over several tensor ranks: float32
+# numbers.
 KERNEL_ROW_BYTES = 4 * 16
 
 
@@ -219,7 +220,7 @@ def logits_bytes(
     logits = width * size * rows + gathered
     if not backward:
         return logits + hidden * rows + max(FORWARD_TABLES * table, operands, of_rows)
-    # Of hidden states in float32 where they are parts of a sum.
+    # Hidden states are in float32 where they are parts of a sum.
     gradient = hidden * actor.tokens * (2 if in_float32 and tp > 1 else 1)
     taken = 2 * size * spec.hidden * rows
     working = taken + logits - gathered
@@ -269,7 +270,7 @@ def backward_bytes(
     trains = actor.lora is None
     matrix = 2 * spec.hidden * width / tp if local and trains else 0.0
     hidden = 2 * spec.hidden
-    # What is recomputed of the last layer is there once more.
+    # The recomputed tensors of the last layer exist twice.
     parts = _module_bytes(spec, actor)
     modules = [one for one in actor.recompute_modules if one != "core_attn" and _share(moe, one)]
     again = max((parts[name] for name in modules), default=0)
@@ -310,7 +311,7 @@ def forward_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) 
         copies = 5 * spec.hidden if local else 4 * spec.hidden + 3 * spec.moe_ffn
         moe = (10 * spec.hidden + 2 * spec.experts_per_token * copies) / tp
     if actor.fp8 is not None:
-        # What the second matrix takes, or all of the experts'.
+        # FP8 copy of the second matrix's input, for all experts together.
         copy = ACTIVATION_BYTES[actor.fp8.recipe]
         dense += copy * spec.ffn / tp if dense else 0.0
         moe += copy * spec.experts_per_token * (spec.hidden + spec.moe_ffn) / tp if moe else 0.0

@@ -26,7 +26,7 @@ from rlmath.errors import ConfigError, UserError
 from rlmath.model.fp8_training import capability_problem
 from rlmath.model.spec import ModelSpec
 
-# What a plan of layouts depends on. A setting of a layout that is not given is chosen.
+# Settings that a plan of layouts depends on. A setting of a layout that is not given is chosen.
 SETTINGS = (
     "plugins",
     "model.path",

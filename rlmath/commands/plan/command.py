@@ -16,7 +16,7 @@ _PLANS = {
 SETTINGS = {"layout": layout.SETTINGS, "weights": weights.SETTINGS}
 # One node of GPUs unless it is said otherwise.
 BASE = ("cluster=gpu8",)
-# What is printed or written for a run may have its other settings too.
+# Options that print or write a run; with them all settings of the run are allowed.
 ANY_WITH = {"layout": ("--command", "--write")}
 
 

@@ -56,7 +56,7 @@ EQUAL_SHARE = 0.03
 LEAST_EXPERT_WIDTH = 512
 # Tried where rollout.max_running_sequences is not given.
 RUNNING_CHOICES = (64, 128, 256, 512, 1024)
-# Of a micro-batch, beyond which more tokens make nothing faster.
+# Tokens of a micro-batch beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
 # Micro-batches of the update that a forward-only pass takes as one, at most.
 MOST_JOINED = 4
@@ -224,7 +224,7 @@ def _actor_splits(request: PlanRequest) -> Iterator[tuple[ActorShape, Step]]:
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
         if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
             continue
-        # Of what can be trained, only chunks of one size are planned.
+        # Only chunks of one size are planned, although others can be trained.
         if virtual > 1 and (pp == 1 or any(n % virtual for n in even_stages(spec.layers, pp))):
             continue
         dp = gpus // (tp * pp * cp)
@@ -313,7 +313,7 @@ def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
             spec, actor.layout, request.gpu, request.efficiency, request.gpus_per_node, expert_part
         )
     else:
-        # What is sent is small; the base model goes to host memory and comes back.
+        # Little is sent; the base model goes to host memory and comes back.
         asleep = asleep_bytes(spec, engine_tp, adapters)
         weight_sync_s = offload_time_s(asleep, request.efficiency)
         host += ranks * asleep

@@ -38,7 +38,7 @@ PINNED = (
     "algorithm.minibatches_per_step",
     "rollout.max_response_tokens",
 )
-# Of tools, if nothing else is said: seconds of a call, and calls at once (CPUs of a node).
+# Defaults for tools: seconds of a call, and parallel calls (CPUs of a node).
 CALL_S, PARALLEL_CALLS = 0.1, 64
 # Given, and taken back where a layout has nothing to overlap.
 OVERLAPS = ("actor.overlap_gradients", "actor.overlap_param_gather")

@@ -21,7 +21,7 @@ from rlmath.model.spec import ModelSpec
 UPDATE_KEY, FORWARD_KEY = "actor.max_tokens_per_microbatch", "actor.max_tokens_per_forward"
 # Tokens that budgets are multiples of.
 UNIT = 1024
-# Of these phases none depends on the card.
+# Phases that do not depend on the card.
 _SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
 
 

@@ -198,8 +198,8 @@ def actor_time_s(
     messages = passes * message_s
     again = actor.recompute_layers * pp / spec.layers
     modules = _recomputed_flops(spec, actor, work.mean_tokens, cost) / flops
-    # Of the layers' communication a recomputed MoE sends its tokens again, a dense feed-forward
-    # sums its output.
+    # In the backward pass a recomputed MoE sends its tokens again, and a dense feed-forward sums
+    # its output.
     sent_again = experts * ("moe" in actor.recompute_modules)
     sent_again += tensor / ALL_REDUCES_PER_LAYER * bool({"mlp", "moe"} & {*actor.recompute_modules})
     parameters = trained_parameters(spec, actor, 0)

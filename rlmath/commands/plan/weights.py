@@ -28,7 +28,7 @@ from rlmath.weights.plan import (
 MIB = 2**20
 
 
-# What a plan of the weight sync depends on.
+# Settings that a plan of the weight sync depends on.
 SETTINGS = (
     "plugins",
     "model.path",

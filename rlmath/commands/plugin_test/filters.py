@@ -46,7 +46,7 @@ class _Part:
                 yield f"of {scores} it is {found!r}"
 
     def deterministic(self) -> Iterator[str]:
-        # Which groups it has seen before depends on the order in which engines finish.
+        # The order in which engines finish decides which groups it has seen before.
         first = [self.keeps(scores) for scores in CASES]
         again = [self.keeps(scores) for scores in reversed(CASES)][::-1]
         for scores, one, other in zip(CASES, first, again, strict=True):

@@ -16,7 +16,7 @@ from rlmath.utils.setting import Options
 
 LENGTHS = (7, 1, 12, 4)
 _STEP = 1e-6
-# Of central differences in float64; of sums in another order.
+# Tolerances of central differences in float64, and of sums in another order.
 _OF_DIFFERENCES, _OF_ORDER = 1e-6, 1e-12
 FAR = 100.0
 

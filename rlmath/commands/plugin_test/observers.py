@@ -1,4 +1,4 @@
-"""The invariants of what watches a run: phase observers and step checks."""
+"""Invariants of phase observers and step checks."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class _NotHere:
 
 
 def check_step_check(name: str) -> Iterator[Finding]:
-    """Hold the step check called ``name`` to the invariants, on a step of eight made-up samples.
+    """Test the invariants of the step check called ``name`` on a step of eight made-up samples.
 
-    What it asks of ranks and engines, only a run can answer (:mod:`.in_run`).
+    Its calls of ranks and engines are tested in a run (:mod:`.in_run`).
     """
     part = _StepCheck(name)
     return findings(

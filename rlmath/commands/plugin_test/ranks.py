@@ -31,7 +31,7 @@ LAYOUTS = {
     "pipeline 2 x context 2, micro-batches of 32 tokens": (Layout(1, 2, 1, context_parallel=2), 32),
 }
 _SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
-# Of float32 sums in another order.
+# Tolerances of float32 sums in another order.
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 
 

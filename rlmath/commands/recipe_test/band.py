@@ -20,7 +20,7 @@ REWARD = "rollout/rewards"
 LAST_STEPS = 10
 # Runs that a band is measured by: the recipe's own seeds, and others.
 SEEDS = 3
-# Of the shrunk model in a test. (Its head start takes 2e-3.)
+# Learning rate of the shrunk model in a test. (Its head start takes 2e-3.)
 LEARNING_RATE = 5e-4
 # On either side of what was measured: of what was learned.
 MARGIN = 1 / 3

@@ -34,8 +34,8 @@ _NO_LAYOUT = (
     "cluster.placement",
 )
 _UPDATE = ("algorithm.", "value.")
-# What was sampled and how it was rewarded; the run's reference model; and what only later steps
-# would notice.
+# Settings that do not change an update: of sampling and rewards, the run's reference model, and
+# those that only later steps would notice.
 _NO_UPDATE = (
     "algorithm.prompts_per_step",
     "algorithm.group_size",
@@ -107,7 +107,7 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
         cluster.nodes, cluster.ray_address = 1, None
     cluster.placement = Placement.colocated
     config.rollout.engines = config.rollout.tensor_parallel = 1
-    # What the teacher said is in the batch.
+    # The batch has the teacher's log-probs.
     config.teacher = TeacherConfig()
     made_on = source.headers[step]["layout"]
     if "cluster.device" not in keys:

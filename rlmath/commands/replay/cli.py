@@ -20,7 +20,7 @@ from rlmath.errors import printable
 from rlmath.monitor.files import to_json
 from rlmath.monitor.run_settings import attempt_of
 
-# Of a comparison that found a difference, as of bisect, diff and cmp.
+# Exit code of a comparison that found a difference, as of bisect, diff and cmp.
 EXIT_DIFFERENT = 1
 
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         sequences = min(len(one["keys"]) for one in source.headers.values())
         other = other_config(source, config, choices) if choices.update else None
         layout = check_ranks(config, Machine.here(), sequences, other)
-        # What is said on the way is no part of the result.
+        # Progress lines are no part of the result.
         with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
             print("\n".join(printable(line) for line in _begin(source, layout)), flush=True)
             from rlmath.commands.replay import alternative as comparing

@@ -1,4 +1,4 @@
-"""Steps that were done again, against what the run has recorded of them."""
+"""Compare replayed steps with the run's records of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import STEP
 from rlmath.training.checks.invariants import TOLERANCE
 
-# What the last minibatch of a step is compared by where bits cannot be equal.
+# Metrics to compare where bits cannot be equal.
 LOSS, NORM = "loss", "grad_norm"
 _FIRST = "groups"
 
@@ -28,7 +28,7 @@ class Minibatch:
     grad_norm: float
 
     def is_close(self, tolerance: float) -> bool:
-        """Within the tolerance: of the norm relative to it, of the loss relative to 1 at least."""
+        """Whether both are within the relative tolerance; the loss counts as at least 1."""
         norm = max(abs(self.recorded_grad_norm), abs(self.grad_norm))
         loss = max(abs(self.recorded_loss), abs(self.loss), 1.0)
         return (
@@ -39,18 +39,25 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """How a step that was done again compares."""
+    """Comparison of a replayed step.
+
+    Attributes:
+        minibatches: Each minibatch; one of their means if the step's file in ``samples/`` is
+            gone; ``None``: the run has no record of them.
+        tensors: Number of weights; ``None``: not known.
+        equal_tensors: Weights with equal bits.
+        tolerance: Tolerance of loss and norm, where bits may differ.
+        must_be_exact: The layout is the run's, on CPU, so bits must be equal.
+    """
 
     step: int
     equal: tuple[str, ...]
     differing: tuple[str, ...]
-    # Where the step's file in samples/ is gone, one of their means; None: those of the run are not
-    # known.
     minibatches: tuple[Minibatch, ...] | None
-    tensors: int | None  # Number of weights; None: not known.
-    equal_tensors: int | None  # Weights with equal bits.
-    tolerance: float  # Tolerance of loss and norm, where bits may differ.
-    must_be_exact: bool  # The layout is the run's, and on CPU: bits have to be equal.
+    tensors: int | None
+    equal_tensors: int | None
+    tolerance: float
+    must_be_exact: bool
 
     @property
     def is_exact(self) -> bool:
@@ -58,7 +65,7 @@ class StepVerdict:
 
     @property
     def is_close(self) -> bool:
-        """Loss and gradient norm of each minibatch are, whether or not bits are equal."""
+        """Whether loss and gradient norm of each minibatch are close, even if bits differ."""
         if self.is_exact:
             return True
         known = self.minibatches is not None

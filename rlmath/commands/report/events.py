@@ -24,7 +24,7 @@ KINDS = {
     "checkpoint": ("c", "checkpoint that is kept"),
 }
 MAX_EVENTS = 1000
-# What training/supervise.py writes between two attempts.
+# Beginnings of the warnings that training/supervise.py writes between two attempts.
 _FAILURES = ("a part failed", "collapse")
 
 

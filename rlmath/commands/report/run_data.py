@@ -15,8 +15,8 @@ from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.monitor.run_folder import TRAINING, RunFolder
 from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
 
-# Of a page, in bytes: texts of samples, formulas, and values by token. With the curves a page
-# stays below 20 MB.
+# Bytes of a page for texts of samples, formulas, and values by token. With the curves a page stays
+# below 20 MB.
 SAMPLES_BYTES = 8_000_000
 FORMULAS_BYTES = 3_500_000
 TOKENS_BYTES = 3_000_000

@@ -25,11 +25,11 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 MAX_PROBLEMS = 150  # of a heat map
 MAX_COLUMNS = 80  # of a heat map; more steps share one
 MAX_TEXT = 40_000  # characters of a prompt or a response in the page
-# What a sample's other fields take in the page, roughly.
+# Rough size of a sample's other fields in the page.
 _FIELDS_BYTES = 500
 _TOKEN_BYTES = 60
 BY_TOKEN = ("token_ids", "log_probs", "trace")
-# Of the bytes for values by token, the share that waits for the last step.
+# Share of the bytes for values by token that is reserved for the last step.
 _FOR_THE_LAST = 1 / 8
 
 

@@ -21,7 +21,7 @@ from rlmath.errors import UserError
 from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.token_files import TracedSample, read_tokens, read_traced
 
-# What became of a token in the update; the order of ``page/tokens.js``.
+# Outcome of a token in the update; the order of ``page/tokens.js``.
 TRAINED, NOT_IN_LOSS, LEFT_OUT, CLIPPED = range(4)
 # A character may be split into as many tokens.
 _MAX_SPLIT = 4

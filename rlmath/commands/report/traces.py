@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from rlmath.config.profile import PROFILE_FOLDER
 
-# Of a run on many ranks; the folder has them all.
+# Most links of a run on many ranks; the folder has all traces.
 MAX_LINKS = 100
 
 

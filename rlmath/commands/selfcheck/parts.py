@@ -69,7 +69,8 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
             "actor.optimizer.adam_eps=1e-8",
             "actor.max_tokens_per_microbatch=4096",
             "reward.num_workers=1",
-            # Of disk, one checkpoint's room: no run is saved here, and one check saves its own.
+            # No run is saved here, and one check saves its own, so one checkpoint's room on disk is
+            # enough.
             "runner.save_every=0",
             # An engine that fails is the finding; starting it again would take minutes.
             "rollout.max_engine_restarts=0",

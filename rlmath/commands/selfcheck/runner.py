@@ -31,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 KILL_WAIT_S = 10.0
 # The driver takes a moment to free the memory of processes that were killed.
 MEMORY_WAIT_S = 30.0
-# What may stay in use on a GPU after a check: others' contexts come and go.
+# Memory that may stay in use on a GPU after a check: others' contexts come and go.
 MEMORY_LEFT_MIB = 256
 
 

@@ -29,13 +29,13 @@ class Trackers:
 
     def settings(self, text: str, values: Mapping[str, Any], compared_by: Sequence[str]) -> None:
         values = dict(values)
-        self._tell(lambda one: one.settings(text, values, compared_by))
+        self._notify(lambda one: one.settings(text, values, compared_by))
 
     def step(
         self, step: int, time_s: float, values: Mapping[str, float], texts: Mapping[str, str]
     ) -> None:
         values, texts = dict(values), dict(texts)
-        self._tell(lambda one: one.step(step, time_s, values, texts))
+        self._notify(lambda one: one.step(step, time_s, values, texts))
 
     def close(self) -> None:
         """Wait until all is shown, for at most ``CLOSE_S``."""
@@ -45,9 +45,9 @@ class Trackers:
         for line in self._lines:
             line.wait(max(0.0, until - time.monotonic()))
 
-    def _tell(self, call: _Call) -> None:
+    def _notify(self, call: _Call) -> None:
         for line in self._lines:
-            line.tell(call)
+            line.notify(call)
 
 
 class _Inline:
@@ -56,13 +56,13 @@ class _Inline:
         self._tracker: Tracker | None = None
         self._guard(lambda: setattr(self, "_tracker", TRACKERS.get(name)(run)))
 
-    def tell(self, call: _Call) -> None:
+    def notify(self, call: _Call) -> None:
         tracker = self._tracker
         if tracker is not None:
             self._guard(lambda: call(tracker))
 
     def end(self) -> None:
-        self.tell(lambda one: one.close())
+        self.notify(lambda one: one.close())
 
     def wait(self, seconds: float) -> None:
         """All is done."""
@@ -84,7 +84,7 @@ class _InBackground:
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
-    def tell(self, call: _Call | None) -> None:
+    def notify(self, call: _Call | None) -> None:
         if self._over:
             return
         try:
@@ -93,7 +93,7 @@ class _InBackground:
             self._fail(f"{_MOST_WAITING} steps wait for it")
 
     def end(self) -> None:
-        self.tell(None)
+        self.notify(None)
 
     def wait(self, seconds: float) -> None:
         self._thread.join(seconds)

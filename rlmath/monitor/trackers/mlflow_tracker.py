@@ -10,7 +10,7 @@ from typing import Any
 
 from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
-# Of one call to the server, by its API.
+# Limits of one call to the server, by its API.
 _MOST_METRICS, _MOST_PARAMS, _MOST_CHARACTERS = 1000, 100, 6000
 
 

@@ -130,7 +130,7 @@ class StepCheck:
         """The run has ended."""
 
 
-# Of plug-ins: each is called in every step of a run that imports it.
+# Checks of plug-ins: each is called in every step of a run that imports it.
 STEP_CHECKS: Registry[Callable[[], StepCheck], NoTraits] = Registry("step check", NoTraits)
 
 

@@ -20,8 +20,8 @@ from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
-# Of a cosine that vLLM keeps in bfloat16, and of one in float32, whose angle is off by 1e-7 of
-# itself.
+# Relative tolerances of a cosine that vLLM keeps in bfloat16, and of one in float32, whose angle is
+# off by 1e-7.
 TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-4}
 
 

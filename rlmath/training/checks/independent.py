@@ -1,8 +1,8 @@
-"""Samples of a problem are independent: how probable is it that two of them are the same?
+"""Check that a problem's samples are independent, by the probability of identical ones.
 
 Two requests with one seed, or an engine that ignores seeds, give a group its samples twice, and
-the group's advantages mean nothing. Identical responses alone prove nothing, as a sure policy
-repeats itself. But the log-probs say how sure it is: given one response, another sample of the
+the group's advantages mean nothing. Identical responses alone prove nothing, as a confident policy
+repeats itself. But the log-probs say how confident it is: given one response, another sample of the
 problem is the same with the probability of that response.
 
 Nor is a sample trained on in two steps: the seed of each belongs to one step.
@@ -19,14 +19,14 @@ import numpy as np
 from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
 from rlmath.types import Group, Sample
 
-# Of a false alarm, in each step.
+# Probability of a false alarm in each step.
 CHANCE = 1e-9
 
 
 # Steps in which a sample that was trained on is remembered.
 REMEMBERED_STEPS = 16
 
-# Of a sample: problem, index and seed, which no two samples of a run share.
+# Problem, index and seed of a sample, which no two samples of a run share.
 _Key = tuple[str, int, int]
 
 
@@ -38,7 +38,7 @@ class IndependentSamples(StepCheck):
         self._trained: deque[tuple[int, frozenset[_Key]]] = deque(maxlen=REMEMBERED_STEPS)
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        # All that finished: a filter drops groups of which each sample is a copy.
+        # All finished groups: the filter drops those whose samples are all equal.
         broken = dependent_samples([_samples(group) for group in now.finished])
         if now.batch is not None:
             own = [sample for group in now.groups for sample in _samples(group)]
@@ -106,7 +106,7 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
         log_probabilities: Log-probability of each event.
         count: From 1.
     """
-    # An engine that overflowed gives NaN, of which nothing follows.
+    # NaN, from an engine that overflowed, is no evidence.
     logs = np.nan_to_num(np.asarray(log_probabilities, dtype=np.float64), nan=0.0)
     p = np.exp(np.minimum(logs, 0.0))
     # Any s gives a bound, so a grid may be coarse; p below 1e-300 counts as that.

@@ -146,7 +146,7 @@ def _wrong_ratio(
             f"the importance ratio of minibatch {index} is {ratio:.7f}, not 1 to within "
             f"{tolerance:g}, though the learning rate is 0"
         )
-    # What adapters add may round to nothing at first.
+    # The change by adapters may round to nothing at first.
     moved = index > 0 and not config.actor.lora.rank and _moves(minibatches[index - 1])
     if moved and figures.get("approx_kl") == 0:
         broken.append(

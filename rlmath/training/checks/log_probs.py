@@ -1,7 +1,7 @@
 """Engine and actor give the same tokens the same log-probs under the same weights.
 
-A step that trains only on tokens of older weights has none to judge: after its weight sync the
-engines sample a few for the gate.
+In a step that trains only on tokens of older weights the gate has nothing to check, so the engines
+sample a few tokens for it after the weight sync.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LogProbAgreement(StepCheck):
 
     def __init__(self) -> None:
         self.gate = Gate()
-        # Of a step with a gate that had no tokens to judge.
+        # Groups of a step whose gate had no tokens to check.
         self._unjudged: Sequence[Group] = ()
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
@@ -52,7 +52,7 @@ class LogProbAgreement(StepCheck):
     def after_sync(self, now: AfterSync) -> Metrics:
         groups, self._unjudged = self._unjudged, ()
         pool = now.run.sampling.pool
-        if not groups or pool.spec.sleeps:  # The ranks have no room beside engines that woke.
+        if not groups or pool.spec.sleeps:  # Ranks have no memory beside awake engines.
             return {}
         with now.monitor.phase("generate"):
             probe = sample_probe(now.run, groups, now.step)

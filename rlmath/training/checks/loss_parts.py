@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from rlmath.config.algorithm import KlPlace
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 
-# Of the sizes of the terms: the loss of a micro-batch rounds three times in float32 (6e-8 each),
-# and is added up in float64 after that.
+# Relative to the sizes of the terms: the loss of a micro-batch rounds three times in float32 (6e-8
+# each), and is then summed in float64.
 TOLERANCE = 1e-6
 
 
@@ -58,7 +58,7 @@ def wrong_loss(figures: Mapping[str, float], kl_coef: float, entropy_coef: float
             f"{kl:.7g} - entropy_coef {entropy_coef:g} x entropy {entropy:.7g} is {wanted:.7g} "
             f"(to within {tolerance:.1g}): {guess}"
         )
-    # What |advantages| alone weigh: KL and entropy may have no gradient where they stand.
+    # The signal of |advantages| alone: KL and entropy may have no gradient at their present values.
     signal = figures["signal"] - (kl_coef + abs(entropy_coef)) * figures["loss_weight"]
     if figures["grad_norm"] == 0 and signal > 1e-5 * figures["signal"]:
         broken.append(

@@ -37,7 +37,7 @@ class OptimizerSteps(StepCheck):
         if now.result is None:
             return {}
         if self._taken is None:
-            # Of a run that was resumed, the checkpoint was checked when it was loaded.
+            # The checkpoint of a resumed run was checked when it was loaded.
             self._taken = 0 if now.step == 1 else now.result.schedule_steps
         config, minibatches = now.run.config, now.result.minibatches
         broken = wrong_steps(now.result.step_findings)

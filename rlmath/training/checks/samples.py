@@ -55,7 +55,7 @@ class SampledResponses(StepCheck):
         samples = [one for group in groups for one in group.samples]
         broken = wrong_prompts(groups) + wrong_segments(samples)
         if not config.rollout.ignore_eos:
-            # What was sampled before a resume may have had another limit.
+            # Samples from before a resume may have had another limit.
             limits, since = response_limits(config), self._first_version
             broken += wrong_ends(samples, self._ends, limits, since)
         broken += wrong_rewards(samples, rewards.items, _is_penalized(config))
@@ -263,7 +263,8 @@ def wrong_text(graded: GradedSample, decode: Callable[[Sequence[int]], str]) -> 
         decode: Its tokens, without special ones.
     """
     text, own = graded.sample.text, decode(graded.sample.token_ids.tolist())
-    # Of bytes that are no text, decoding as they come may give another number of marks.
+    # Bytes that are no text may give another number of replacement marks when decoded piece by
+    # piece.
     if _REPLACED in text or _REPLACED in own or "".join(text.split()) == "".join(own.split()):
         return []
     return [

@@ -25,7 +25,8 @@ from rlmath.training.checks.own_advantages import ScoredGroups, own_advantages
 from rlmath.types import Group
 from rlmath.weights.sequence_fingerprints import token_digest
 
-# Of a float32 advantage, and of a gradient that is a float32 sum over a sequence.
+# Relative tolerances of a float32 advantage, and of a gradient that is a float32 sum over a
+# sequence.
 ADVANTAGE_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # How often the root mean square deviation of the ratio from 1 a sequence's mean may be off.
 NOISE_FACTOR = 10.0

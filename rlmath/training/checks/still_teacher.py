@@ -22,7 +22,7 @@ EVERY = 16
 SERVER_TOLERANCE = 0.1
 _NAMED = 3
 
-# Of each worker of an engine, by parameter.
+# Sums by parameter, for each worker of an engine.
 _Sums = Sequence[Mapping[str, int]]
 
 

@@ -35,7 +35,7 @@ class StillWeights(StepCheck):
     def after_update(self, now: AfterUpdate) -> Metrics:
         broken = different_copies(now.changes) + find_drift(now.changes)
         if self._begun:
-            broken += find_moved(now.run.actor.call(look_again))
+            broken += find_moved(now.run.actor.call(compare_again))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
 
@@ -66,7 +66,7 @@ def begin(worker: ActorWorker) -> None:
     worker.frozen_weights = FrozenWeights(tensors)
 
 
-def look_again(worker: ActorWorker) -> list[str]:
+def compare_again(worker: ActorWorker) -> list[str]:
     """Runs in a rank: what has changed since :func:`begin`."""
     found: list[str] = worker.frozen_weights.find_changed()
     return found

@@ -25,8 +25,8 @@ from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 from rlmath.weights.gather import WeightChanges
 from rlmath.weights.runs import Run
 
-# Of a part, so that some of its elements are small enough to change in bfloat16: weights of 0.02
-# are 1e-4 apart there, those of 1e-5 are 6e-8 apart.
+# Least elements of a part, so that some of them are small enough to change in bfloat16: weights of
+# 0.02 are 1e-4 apart there, those of 1e-5 are 6e-8 apart.
 LEAST_ELEMENTS = {DType.float32: 256, DType.bfloat16: 4096}
 # Below it, an update may round to nothing.
 LEAST_LR = 1e-7

@@ -189,7 +189,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "truncated": (
         "actor/__0_0.distcp",
         lambda data: data[:-1],
-        "has 3999 bytes, written were 4000",
+        "has 3999 bytes instead of 4000",
     ),
     "flipped": ("actor/__0_0.distcp", lambda d: d[:-1] + bytes([d[-1] ^ 1]), "checksum differs"),
     "gone": ("actor/__0_0.distcp", lambda _: None, "actor/__0_0.distcp is missing"),

@@ -103,7 +103,7 @@ def truncate(path: Path) -> None:
     ("file", "damage", "reason"),
     [
         ("actor/__0_0.distcp", flip, "actor/__0_0.distcp: its checksum differs"),
-        ("actor/__0_0.distcp", truncate, "actor/__0_0.distcp has 10243 bytes, written were 10244"),
+        ("actor/__0_0.distcp", truncate, "actor/__0_0.distcp has 10243 bytes instead of 10244"),
         ("actor/__0_0.distcp", Path.unlink, "actor/__0_0.distcp is missing"),
         ("driver_state.json", flip, "driver_state.json: its checksum differs"),
         (MANIFEST, flip, "manifest.json"),

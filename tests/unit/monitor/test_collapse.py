@@ -60,7 +60,7 @@ COLLAPSES = {
 
 def alarms_of(lines, config=None):
     detectors = CollapseDetectors(config or CollapseConfig())
-    return [alarm for line in lines for alarm in detectors.see(line["step"], line)]
+    return [alarm for line in lines for alarm in detectors.update(line["step"], line)]
 
 
 def test_samples_without_a_reward_stop_a_run_by_default():
@@ -131,7 +131,7 @@ def test_sharpening_without_learning_is_told_once_at_the_second_evaluation():
     assert "held-out accuracy stayed at 0.200 ± 0.010 (0.210 ± 0.010 now)" in alarm.reason
     # The same after a resume that saw half of them.
     detectors = CollapseDetectors(CollapseConfig(), lines[:25])
-    later = [alarm for line in lines[25:] for alarm in detectors.see(line["step"], line)]
+    later = [alarm for line in lines[25:] for alarm in detectors.update(line["step"], line)]
     assert [(alarm.onset, alarm.step) for alarm in later] == [(30, 40)]
 
 
@@ -177,7 +177,7 @@ def test_a_resumed_run_sees_what_came_before():
     ]
     # Broken off after the streak's second step.
     detectors = CollapseDetectors(CollapseConfig(), lines[:102])
-    (alarm,) = detectors.see(103, lines[102])
+    (alarm,) = detectors.update(103, lines[102])
     assert (alarm.onset, alarm.step) == (101, 103)
 
 
@@ -251,7 +251,7 @@ def test_a_fall_is_judged_by_the_whole_past_however_long():
     seconds = []
     for step in range(1, 8001):
         began_s = time.process_time()
-        detectors.see(step, {"rollout/rewards": step + draw.gauss(0, 1)})
+        detectors.update(step, {"rollout/rewards": step + draw.gauss(0, 1)})
         seconds.append(time.process_time() - began_s)
     # The quadratic form took 60 times as long at the end as after 100 steps.
     assert sum(seconds[-500:]) < 8 * sum(seconds[500:1000])

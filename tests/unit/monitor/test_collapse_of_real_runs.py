@@ -59,7 +59,7 @@ def test_it_is_seen(
     run: str, detector: str, settings: dict[str, float], onset: int, step: int
 ) -> None:
     detectors = CollapseDetectors(CollapseConfig(**settings))  # type: ignore[arg-type]
-    alarms = [alarm for line in lines_of(run) for alarm in detectors.see(line["step"], line)]
+    alarms = [alarm for line in lines_of(run) for alarm in detectors.update(line["step"], line)]
     first = next(alarm for alarm in alarms if alarm.detector == detector)
     assert (first.onset, first.step) == (onset, step)
 
@@ -75,4 +75,4 @@ def test_there_is_a_run_for_each_detector() -> None:
 def test_the_steps_before_a_collapse_are_quiet() -> None:
     detectors = CollapseDetectors(CollapseConfig())
     healthy = [line for line in lines_of("learning_rate") if line["step"] <= 14]
-    assert not [alarm for line in healthy for alarm in detectors.see(line["step"], line)]
+    assert not [alarm for line in healthy for alarm in detectors.update(line["step"], line)]

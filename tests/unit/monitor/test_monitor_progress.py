@@ -166,9 +166,9 @@ def test_a_long_phase_says_how_far_it_is(monkeypatch):
 
 def test_tokens_per_second_are_of_the_last_seconds():
     rate = TokenRate()
-    assert rate.see(100, now_s=0.0) is None and rate.see(150, now_s=0.5) is None
-    assert rate.see(300, now_s=2.0) == 100.0
+    assert rate.update(100, now_s=0.0) is None and rate.update(150, now_s=0.5) is None
+    assert rate.update(300, now_s=2.0) == 100.0
     for second in range(3, 30):
-        found = rate.see(300 + 10 * (second - 2), now_s=float(second))
+        found = rate.update(300 + 10 * (second - 2), now_s=float(second))
     assert found == 10.0
-    assert rate.see(0, now_s=31.0) is None, "engines were started again"
+    assert rate.update(0, now_s=31.0) is None, "engines were started again"

@@ -260,7 +260,7 @@ def rank(others, spare=0):
 def test_the_first_sync_measures_what_engines_take():
     room = WakeRoom()
     assert not room.decide([rank(ASLEEP, 10**6)] * 2), "nobody knows yet"
-    room.see([rank(ASLEEP)] * 2, [rank(AWAKE), rank(AWAKE - 2)])
+    room.update([rank(ASLEEP)] * 2, [rank(AWAKE), rank(AWAKE - 2)])
     assert room.decide([rank(ASLEEP, 7), rank(ASLEEP, 5)])
     assert not room.decide([rank(ASLEEP, 7), rank(ASLEEP, 4)]), "every GPU has to have the room"
     assert not room.decide([rank(ASLEEP, 6), rank(ASLEEP, 5)])
@@ -329,7 +329,7 @@ def test_engines_wake_while_ranks_copy_where_it_fits(spare, second):
 def test_an_engine_that_dies_in_its_wake_ends_the_sync_before_weights_are_sent():
     parts = Parts(7, fails="weights")
     room = WakeRoom()
-    room.see([rank(ASLEEP)], [rank(AWAKE)])
+    room.update([rank(ASLEEP)], [rank(AWAKE)])
     with pytest.raises(EngineError):
         sync_weights(parts, parts, 1, wake_room=room)
     assert parts.events == OVERLAPPED[:3]

@@ -68,7 +68,7 @@ def test_without_targets_they_are_the_settings():
     algorithm = config_of("kl_coef=0.1", "entropy_coef=0.02").algorithm
     weights = Coefficients(algorithm)
     assert weights.entropy_coef_at(None) == 0.02
-    weights.see_kl(9.0, samples=100)
+    weights.update_kl(9.0, samples=100)
     assert weights.kl_coef == 0.1 and weights.state_dict() == {}
     weights.load_state_dict({"kl_coef": 0.7})  # Of a run that steered it; this one does not.
     assert weights.kl_coef == 0.1
@@ -77,10 +77,10 @@ def test_without_targets_they_are_the_settings():
 def test_kl_coef_is_steered_to_its_target():
     algorithm = config_of("kl_coef=0.1", "kl_target=0.01", "kl_horizon_samples=1000").algorithm
     weights = Coefficients(algorithm)
-    weights.see_kl(0.011, samples=500)  # 10 % over it, over half the horizon: 5 % more.
+    weights.update_kl(0.011, samples=500)  # 10 % over it, over half the horizon: 5 % more.
     assert weights.kl_coef == pytest.approx(0.105)
-    weights.see_kl(float("nan"), samples=500)
-    weights.see_kl(None, samples=500)
+    weights.update_kl(float("nan"), samples=500)
+    weights.update_kl(None, samples=500)
     assert weights.kl_coef == pytest.approx(0.105)
     again = Coefficients(algorithm)
     again.load_state_dict(weights.state_dict())

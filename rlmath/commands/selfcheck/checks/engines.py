@@ -15,7 +15,7 @@ from rlmath.engines.protocol import Engine
 from rlmath.types import Sample
 
 SAMPLES = 32
-# Of the KV cache, between engines and between starts.
+# Largest relative difference of the KV cache between engines, and between starts.
 MOST_DIFFERENCE = 0.02
 # A rank and an engine's worker.
 PROCESSES_PER_GPU = 2

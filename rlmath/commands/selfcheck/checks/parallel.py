@@ -21,7 +21,7 @@ from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.processes import ONE_RANK, on_ranks
 
-# Of the gradient's norm; sums of bfloat16 are rounded in another order.
+# Largest relative difference of the gradient's norm; sums of bfloat16 are rounded in another order.
 MOST_DIFFERENCE = {"bfloat16": 0.02, "float32": 1e-4}
 LAYOUTS = {
     "DP 2": Layout(1, 1, 2),

@@ -8,7 +8,7 @@ from rlmath.commands.selfcheck.record import Record
 CYCLES = 20
 # Growth over all cycles; a leak of a megabyte a step would end a run of thousands.
 MOST_GROWTH_MIB = 64
-# Of the share that the engine was given, what a sleeping one has to give back at least.
+# Least share of the engine's memory that it has to give back when it sleeps.
 LEAST_GIVEN_BACK = 0.7
 SAMPLES = 16
 

@@ -34,7 +34,7 @@ from rlmath.weights.plan import plan_weights
 WORK = {"cuda": (256, 512), "cpu": (16, 64)}
 # The first round warms up; of the others the fastest counts.
 ROUNDS = 3
-# Of vLLM's own throughput; less means that the engine waits for something else.
+# Least share of vLLM's own throughput; with less, the engine waits for something else.
 LEAST_RATIO = 0.95
 GIB = 2**30
 

@@ -93,7 +93,7 @@ class StubRank(ActorWorker):
         self.rank, self._world = rank, world
         world.ranks.append(self)
 
-    def start(self, settings, layout, device, meeting_place, seed, num_threads):
+    def start(self, settings, layout, device, rendezvous, seed, num_threads):
         """In the place of a model, a stub."""
         tensor_rank = self.rank % layout.tensor_parallel
         self.actor = StubModel(self._world, tensor_rank == 0)
