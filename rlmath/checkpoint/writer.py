@@ -27,15 +27,13 @@ DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 
 def write_tensors(folder: Path, sharded: Any, group: Any, child: ChildWriter | None = None) -> None:
-    """Write the shards that this rank is the main holder of; collective over ``group``.
+    """Write the shards that this rank is the main holder of; collective over ``group``. Raises
+    OSError: on every rank, when any rank could not write.
 
     Args:
         sharded: Megatron's sharded state, without its common part.
         group: A gloo group of all ranks; nothing else may use it meanwhile.
         child: Writes the tensors, which are in its memory; ``None``: this process does.
-
-    Raises:
-        OSError: On every rank, when any rank could not write.
     """
     from megatron.core.dist_checkpointing.strategies import torch as strategy
     from torch.distributed.checkpoint.api import CheckpointException

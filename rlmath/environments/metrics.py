@@ -15,11 +15,7 @@ STATUSES: tuple[str, ...] = tuple(s for s in get_args(CallStatus) if s != "infra
 
 def environment_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Turns, calls and lengths by their names in ``docs/metrics.md``; empty if each sample is one
-    turn without a call.
-
-    Args:
-        samples: At least one.
-    """
+    turn without a call. ``samples``: at least one."""
     if all(s.segments == ONE_TURN and not s.calls and s.failure is None for s in samples):
         return {}
     calls = [call for s in samples for call in s.calls]

@@ -162,14 +162,8 @@ class DiscardedSteps:
         self._count = 0
 
     def update(self, step: int, reason: str) -> None:
-        """Note a step.
-
-        Args:
-            reason: Why it was discarded; empty: it was not.
-
-        Raises:
-            UserError: The last few all were.
-        """
+        """Note a step. ``reason``: why it was discarded; empty: it was not. Raises UserError: the
+        last few all were."""
         self._count = self._count + 1 if reason else 0
         if self._count < _MOST_DISCARDED:
             return

@@ -11,25 +11,16 @@ from rlmath.utils.close_names import did_you_mean
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card.
-
-    Attributes:
-        peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
-        memory_gb_per_s: Memory bandwidth, in 10^9 bytes a second.
-        link_gb_per_s: Rate to the other cards of its node, in one direction.
-        runs: rlmath has builds for it; false: a plan for comparison only.
-        fp8_tflops: Matrix products in FP8, as ``peak_tflops``; ``None``: no ``actor.fp8``.
-        capability: CUDA's compute capability.
-    """
+    """One card."""
 
     name: str
     memory_gib: float
-    peak_tflops: float
-    memory_gb_per_s: float
-    link_gb_per_s: float
-    runs: bool = True
-    fp8_tflops: float | None = None
-    capability: tuple[int, int] = (9, 0)
+    peak_tflops: float  # bfloat16 matrix products without sparsity, in 10^12 operations a second.
+    memory_gb_per_s: float  # Memory bandwidth, in 10^9 bytes a second.
+    link_gb_per_s: float  # Rate to the other cards of its node, in one direction.
+    runs: bool = True  # rlmath has builds for it; false: a plan for comparison only.
+    fp8_tflops: float | None = None  # Matrix products in FP8, as peak_tflops; None: no actor.fp8.
+    capability: tuple[int, int] = (9, 0)  # CUDA's compute capability.
 
 
 # From the makers' data sheets of the SXM and OAM cards; the memory is what the driver shows.
@@ -49,11 +40,8 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """A card by its name or the beginning of it.
-
-    Raises:
-        UserError: There is none, or several begin so.
-    """
+    """A card by its name or the beginning of it. Raises UserError: there is none, or several begin
+    so."""
     found = [gpu for key, gpu in GPUS.items() if key.startswith(name.lower())]
     exact = GPUS.get(name.lower())
     if exact is not None or len(found) == 1:
@@ -70,35 +58,32 @@ class Efficiency:
     """Shares of those figures that a step gets.
 
     The values, and where each was measured, are in ``measured.json``.
-
-    Attributes:
-        mfu: Share of the peak that forward and backward passes reach with 16,384 tokens in a
-            micro-batch, recomputation included. Megatron-LM reports 0.44 to 0.57 for dense models
-            (Narayanan et al. 2021, table 1).
-        layer_launch_s: Least time of the forward pass of a layer, in which the host launches its
-            kernels; the backward pass takes two. A layer of experts waits for the device's token
-            counts, so that its launches come after its kernels and not beside them.
-        decode_step_s: Fixed time of a decoding step: scheduling, sampling.
-        decode_bandwidth: Share of the memory bandwidth that decoding reaches.
-        link: Share of a link's rate that a collective reaches.
-        host_gb_per_s: Rate between a GPU and page-locked host memory, in one direction, while all
-            eight GPUs of a node copy: PCIe 5.0 x16 has 63 GB/s, and the node's memory limits it.
-        network_gb_per_s: Rate of each GPU to other nodes, in one direction: 400 Gbit/s.
-        all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
-        pipeline_message_s: Latency of a message between stages; unless stages are
-            interleaved, the device is synchronized after it.
-        context_step_s: Launch time of a layer's attention, for each further context rank.
-        tail_share: Share of an engine's sequences that run to the longest response.
     """
 
+    # Share of the peak that forward and backward passes reach with 16,384 tokens in a micro-batch,
+    # recomputation included. Megatron-LM reports 0.44 to 0.57 for dense models (Narayanan et al.
+    # 2021, table 1).
     mfu: float = MEASURED["mfu"]
+    # Least time of the forward pass of a layer, in which the host launches its kernels; the
+    # backward pass takes two. A layer of experts waits for the device's token counts, so that its
+    # launches come after its kernels and not beside them.
     layer_launch_s: float = MEASURED["layer_launch_s"]
+    # Fixed time of a decoding step: scheduling, sampling.
     decode_step_s: float = MEASURED["decode_step_s"]
+    # Share of the memory bandwidth that decoding reaches.
     decode_bandwidth: float = MEASURED["decode_bandwidth"]
-    link: float = MEASURED["link"]
+    link: float = MEASURED["link"]  # Share of a link's rate that a collective reaches.
+    # Rate between a GPU and page-locked host memory, in one direction, while all eight GPUs of a
+    # node copy: PCIe 5.0 x16 has 63 GB/s, and the node's memory limits it.
     host_gb_per_s: float = MEASURED["host_gb_per_s"]
+    # Rate of each GPU to other nodes, in one direction: 400 Gbit/s.
     network_gb_per_s: float = MEASURED["network_gb_per_s"]
+    # Latency of a small all-reduce between the ranks of an engine.
     all_reduce_s: float = MEASURED["all_reduce_s"]
+    # Latency of a message between stages; unless stages are interleaved, the device is synchronized
+    # after it.
     pipeline_message_s: float = MEASURED["pipeline_message_s"]
+    # Launch time of a layer's attention, for each further context rank.
     context_step_s: float = MEASURED["context_step_s"]
+    # Share of an engine's sequences that run to the longest response.
     tail_share: float = MEASURED["tail_share"]

@@ -39,25 +39,18 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Comparison of a replayed step.
-
-    Attributes:
-        minibatches: Each minibatch; one of their means if the step's file in ``samples/`` is
-            gone; ``None``: the run has no record of them.
-        tensors: Number of weights; ``None``: not known.
-        equal_tensors: Weights with equal bits.
-        tolerance: Tolerance of loss and norm, where bits may differ.
-        must_be_exact: The layout is the run's, on CPU, so bits must be equal.
-    """
+    """Comparison of a replayed step."""
 
     step: int
     equal: tuple[str, ...]
     differing: tuple[str, ...]
+    # Each minibatch; one of their means if the step's file in samples/ is gone; None: the run has
+    # no record of them.
     minibatches: tuple[Minibatch, ...] | None
-    tensors: int | None
-    equal_tensors: int | None
-    tolerance: float
-    must_be_exact: bool
+    tensors: int | None  # Number of weights; None: not known.
+    equal_tensors: int | None  # Weights with equal bits.
+    tolerance: float  # Tolerance of loss and norm, where bits may differ.
+    must_be_exact: bool  # The layout is the run's, on CPU, so bits must be equal.
 
     @property
     def is_exact(self) -> bool:
