@@ -22,12 +22,8 @@ class EngineRoutes:
 
 class UploadedRoutes:
     """The engine's routes of a pass, with those of the current micro-batch on the device: one copy
-    for the routers of all layers, from page-locked memory, so the host does not wait.
-
-    Args:
-        engine: Routes of each micro-batch, in host memory.
-        platform: Platform of this process.
-    """
+    for the routers of all layers, from page-locked memory, so the host does not wait. ``engine``:
+    routes of each micro-batch, in host memory. ``platform``: platform of this process."""
 
     def __init__(self, engine: Sequence[EngineRoutes], platform: Platform) -> None:
         self._engine = [

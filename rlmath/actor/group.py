@@ -139,15 +139,9 @@ class ActorGroup:
         return under_nsys(self._nsys_folder / f"rank_{rank}", variables)
 
     def wait_until_ready(self, say: Callable[[str], Any] | None = None) -> None:
-        """Wait for the starts that ``launch`` began.
-
-        Args:
-            say: Takes a line for each ready rank, or for each eighth of many.
-
-        Raises:
-            UserError: The model cannot be built or read.
-            ActorError: A rank failed in another way.
-        """
+        """Wait for the starts that ``launch`` began. ``say``: takes a line for each ready rank, or
+        for each eighth of many. Raises UserError: the model cannot be built or read; ActorError: a
+        rank failed in another way."""
         world, ready = self.layout.world_size, 0
 
         def one_is(rank: int, started: StartedRank) -> None:
@@ -170,12 +164,9 @@ class ActorGroup:
     def log_probs(
         self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[R]`` of a batch other than the step's.
-
-        Args:
-            name: Name of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
-            seed: Seed of random draws in the pass.
-        """
+        """Log-probs and entropies ``[R]`` of a batch other than the step's. ``name``: name of the
+        forward pass; see :func:`rlmath.actor.passes.forward_passes`. ``seed``: seed of random draws
+        in the pass."""
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
         calls = self._of_shards("log_probs", [ray.put(one) for one in dealt], name, seed)
         by_rank = dict(x for x in zip(self._dp, calls, strict=True) if x[1] is not None)
@@ -184,12 +175,8 @@ class ActorGroup:
 
     def run_part(self, sequences: Sequences, plan: StepPlan) -> Alignment | None:
         """Shard a step's sequences over the data-parallel ranks, which keep them, and run the
-        forward passes over them. See ``RankStep.run_passes``.
-
-        Args:
-            sequences: Sequences to train on.
-            plan: The step's plan.
-        """
+        forward passes over them. See ``RankStep.run_passes``. ``sequences``: sequences to train on.
+        ``plan``: the step's plan."""
         self._shares, refs = [], []
         for shard in shards(sequences, shard_settings(self.settings, self.layout, plan)):
             self._shares.append(shard.places)

@@ -29,10 +29,8 @@ class HeadLinear(nn.Module):
     """The product of the output layer for a chunk of rows, and its softmax implementation.
 
     A module, so that hooks on a linear layer's output (``rounding_noise.py``) reach the logits.
-
-    Args:
-        in_float32: Multiply in float32, whatever the type of hidden states and weight.
-        triton: Compute the softmax in Triton kernels.
+    ``in_float32``: multiply in float32, whatever the type of hidden states and weight. ``triton``:
+    compute the softmax in Triton kernels.
     """
 
     def __init__(self, in_float32: bool = False, triton: bool = False) -> None:
@@ -98,11 +96,8 @@ class Head:
 
 
 def defer_logits(output_layer: Any, in_float32: bool, triton: bool = False) -> None:
-    """Make the output layer return its input; :func:`head_of` then has the rest.
-
-    Args:
-        output_layer: Megatron's ``ColumnParallelLinear``.
-        in_float32: See :class:`HeadLinear`, as for ``triton``.
+    """Make the output layer return its input; :func:`head_of` then has the rest. ``output_layer``:
+    Megatron's ``ColumnParallelLinear``. ``in_float32``: see :class:`HeadLinear`, as for ``triton``.
     """
 
     def hand_on(hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:

@@ -18,12 +18,8 @@ _TILE = 64
 
 
 def rows_per_chunk(width: int, element_bytes: int) -> int:
-    """Rows whose logits exist at the same time.
-
-    Args:
-        width: Size of the rank's slice of the vocabulary.
-        element_bytes: Size of an element of the product.
-    """
+    """Rows whose logits exist at the same time. ``width``: size of the rank's slice of the
+    vocabulary. ``element_bytes``: size of an element of the product."""
     return _whole_tiles(LOGITS_BYTES // (width * element_bytes))
 
 

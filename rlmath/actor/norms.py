@@ -19,11 +19,8 @@ from torch import Tensor
 class AllHeadsNorm(torch.nn.Module):
     """RMSNorm of queries or keys over all their heads, which are sharded over tensor ranks.
 
-    Replaces Megatron's norm per head.
-
-    Args:
-        hidden_size: Width of a head.
-        heads: Number of heads of all tensor ranks.
+    Replaces Megatron's norm per head. ``hidden_size``: width of a head. ``heads``: number of heads
+    of all tensor ranks.
     """
 
     def __init__(
@@ -63,12 +60,8 @@ class AllHeadsNorm(torch.nn.Module):
 
 
 def with_output_norm(linear: Any, norm: Any) -> Any:
-    """A class of row-parallel matrices whose output is normalized by ``output_norm``.
-
-    Args:
-        linear: Megatron's or Transformer Engine's class of such a matrix.
-        norm: The norm's class.
-    """
+    """A class of row-parallel matrices whose output is normalized by ``output_norm``. ``linear``:
+    Megatron's or Transformer Engine's class of such a matrix. ``norm``: the norm's class."""
 
     class NormedRowLinear(linear):  # type: ignore[misc]
         def __init__(self, *args: Any, config: TransformerConfig, **kwargs: Any) -> None:

@@ -127,12 +127,8 @@ class DeviceState:
     @torch.no_grad()
     def load(self, *parts: Part, complete: bool = True) -> None:
         """Restore parts, bit for bit. Parts on the device stay there, and are copied again before
-        the next release.
-
-        Args:
-            parts: The parts.
-            complete: Whether parameters will be read; if not, a forward pass waits for each itself.
-        """
+        the next release. ``parts``: the parts. ``complete``: whether parameters will be read; if
+        not, a forward pass waits for each itself."""
         if complete and "parameters" in parts:
             self._gather.finish()
         for part in parts:

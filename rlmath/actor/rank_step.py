@@ -160,13 +160,8 @@ class RankStep:
         self, plan: StepPlan, advantages: SequenceAdvantages | None
     ) -> TokenFigures | None:
         """Compute policy factors and advantages from the passes. Returns the figures, on the rank
-        that reports.
-
-        Args:
-            plan: The step's plan.
-            advantages: Advantages of the shard's sequences, from rewards alone; ``None`` with a
-                value model.
-        """
+        that reports. ``plan``: the step's plan. ``advantages``: advantages of the shard's
+        sequences, from rewards alone; ``None`` with a value model."""
         batch = self.shard.batch
         if plan.old_is_engine:
             batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)

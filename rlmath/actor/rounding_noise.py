@@ -36,12 +36,8 @@ def _rounds(part: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
-    """Change every activation by up to half a unit in the last place.
-
-    Args:
-        module: A rank's stage.
-        seed: Equal on tensor ranks, so their common values stay equal.
-    """
+    """Change every activation by up to half a unit in the last place. ``module``: a rank's stage.
+    ``seed``: equal on tensor ranks, so their common values stay equal."""
     generators: dict[torch.device, torch.Generator] = {}
 
     @torch.no_grad()

@@ -256,12 +256,9 @@ class RouterRecorder(RouterReplay):
         self._calls = {False: 0, True: 0}
 
     def follow(self, engine: UploadedRoutes | None, column: int) -> None:
-        """For the pass that begins, record the engine's routes where known.
-
-        Args:
-            engine: Shared by all routers; ``None``: the router's own routes.
-            column: Index of this router's layer in them.
-        """
+        """For the pass that begins, record the engine's routes where known. ``engine``: shared by
+        all routers; ``None``: the router's own routes. ``column``: index of this router's layer in
+        them."""
         self._engine, self._column = engine, column
 
     def end(self) -> None:

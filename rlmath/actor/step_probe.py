@@ -69,11 +69,8 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Moments after a step, and the change of the weights.
 
-    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``.
-
-    Args:
-        before: With gradients.
-        clip: Factor of the gradients.
+    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``. ``before``: with
+    gradients. ``clip``: factor of the gradients.
     """
     g, count = clip * before.gradients, before.counts + 1
     b1, b2 = settings.adam_beta1, settings.adam_beta2
@@ -130,12 +127,8 @@ def _worst(checks: Any) -> StepFinding:
 
 
 class StepProbe:
-    """Looks at an optimizer's steps on this rank.
-
-    Args:
-        optimizer: Megatron's Adam.
-        settings: Settings of the optimizer.
-    """
+    """Looks at an optimizer's steps on this rank. ``optimizer``: Megatron's Adam. ``settings``:
+    settings of the optimizer."""
 
     def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
         self._optimizer, self._settings = optimizer, settings
@@ -160,12 +153,8 @@ class StepProbe:
 
     @torch.no_grad()
     def after(self, lr: float, norm: float) -> StepFinding:
-        """The step is taken.
-
-        Args:
-            lr: Learning rate of the step's plan.
-            norm: Norm of the whole gradient, before clipping.
-        """
+        """The step is taken. ``lr``: learning rate of the step's plan. ``norm``: norm of the whole
+        gradient, before clipping."""
         assert self._before is not None
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
         now = self._read()

@@ -138,12 +138,8 @@ class ValueModel(RankModel):
 
     def update_shard(self, shard: Shard, plan: StepPlan) -> list[dict[str, float]]:
         """Optimizer steps towards the returns of the ranks' shards, one per minibatch. Returns
-        metrics of each minibatch, equal on all ranks.
-
-        Args:
-            shard: With ``values`` and ``returns``; only ranks of the last stage read them.
-            plan: Plan of the step.
-        """
+        metrics of each minibatch, equal on all ranks. ``shard``: with ``values`` and ``returns``;
+        only ranks of the last stage read them. ``plan``: plan of the step."""
         metrics, findings = [], []
         for one in shard.shares():
             metrics.append(self._update_minibatch(one, plan))
@@ -192,10 +188,8 @@ class ValueModel(RankModel):
 
 def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
     """The value model's loss of a micro-batch, for ``run_schedule``. Stays on the device.
-
-    Args:
-        fields: ``old`` values, ``returns``, ``mask`` and ``weights``.
-        clip: See ``value_losses``.
+    ``fields``: ``old`` values, ``returns``, ``mask`` and ``weights``. ``clip``: see
+    ``value_losses``.
 
     Returns:
         A function that keeps ``[5]`` float64: loss, tokens, sum of moves, clipped tokens, and the

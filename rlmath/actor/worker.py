@@ -153,11 +153,8 @@ class ActorWorker:
     @phase("update")
     def finish_step(self, plan: StepPlan, advantages: SequenceAdvantages | None) -> StepResult:
         """Compute advantages, unless the batch has them, and the updates; this rank's results.
-
-        Args:
-            plan: The step's plan, with values that depend on the forward passes.
-            advantages: See :meth:`rlmath.actor.rank_step.RankStep.add_advantages`.
-        """
+        ``plan``: the step's plan, with values that depend on the forward passes. ``advantages``:
+        see :meth:`rlmath.actor.rank_step.RankStep.add_advantages`."""
         from rlmath.actor.rank_step import StepResult
 
         tokens = values = policy = None
@@ -364,11 +361,8 @@ class ActorWorker:
 
     def save_hf(self, folder: str, source: str, adapters: str | None = None) -> None:
         """Write the model as a Hugging Face folder, and its adapters as a PEFT folder. Collective.
-
-        Args:
-            source: The source folder of the model.
-            adapters: Folder for the adapters; ``None``: they are not written.
-        """
+        ``source``: the source folder of the model. ``adapters``: folder for the adapters; ``None``:
+        they are not written."""
         from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.megatron import save_to_hf
         from rlmath.weights.peft_folder import save_adapters

@@ -44,11 +44,8 @@ class Manifest:
 def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Manifest:
     """Sync every file of ``folder`` to disk, then list them in its manifest.
 
-    A rank's file has the checksum that the rank noted when it wrote it, see ``digests.py``.
-
-    Raises:
-        ValueError: There is no file to list.
-        OSError: A file has another size than its writer gave it.
+    A rank's file has the checksum that the rank noted when it wrote it, see ``digests.py``. Raises
+    ValueError: there is no file to list; OSError: a file has another size than its writer gave it.
     """
     paths = _files(folder)
     if not paths:

@@ -172,15 +172,9 @@ class RemoteFolder:
         )
 
     def get(self, files: Mapping[str, int], into: Path, under: str = "") -> None:
-        """Download files, several at the same time.
-
-        Args:
-            files: Sizes in bytes by name, relative to ``under``.
-
-        Raises:
-            FileNotFoundError: One does not exist.
-            RemoteError: One failed, or its name leads out of ``into``.
-        """
+        """Download files, several at the same time. ``files``: sizes in bytes by name, relative to
+        ``under``. Raises FileNotFoundError: one does not exist; RemoteError: one failed, or its
+        name leads out of ``into``."""
 
         def call(name: str) -> Callable[[Any, str], None]:
             target = into / name

@@ -125,12 +125,8 @@ class Claim:
 
 
 def claim(remote: RemoteFolder, run_dir: Path) -> Claim:
-    """Take a remote folder for the run in a folder.
-
-    Raises:
-        NotOurs: It may not be mirrored there.
-        RemoteError: The folder cannot be read or written.
-    """
+    """Take a remote folder for the run in a folder. Raises NotOurs: it may not be mirrored there;
+    RemoteError: the folder cannot be read or written."""
     if reason := refusal(remote, run_dir):
         raise NotOurs(f"runner.mirror={remote.url}: {reason}")
     before = owner_of(remote)

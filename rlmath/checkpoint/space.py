@@ -28,11 +28,8 @@ def checkpoint_bytes(num_parameters: int, parameter_bytes: int, distributed_opti
     """Size of one checkpoint, in bytes.
 
     Weights as they are, two float32 moments of Adam, and the float32 main parameters where the
-    optimizer has some apart from the weights.
-
-    Args:
-        parameter_bytes: 4 for float32, 2 for bfloat16.
-        distributed_optimizer: It always keeps main parameters; the plain one only under bfloat16.
+    optimizer has some apart from the weights. ``parameter_bytes``: 4 for float32, 2 for bfloat16.
+    ``distributed_optimizer``: it always keeps main parameters; the plain one only under bfloat16.
     """
     per_parameter = parameter_bytes + 8
     if distributed_optimizer or parameter_bytes < 4:

@@ -71,12 +71,9 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """Makes, keeps and finds checkpoints in a folder.
-
-    Args:
-        keep: Newest ones that are kept, at least 1.
-        best: Metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is best.
-    """
+    """Makes, keeps and finds checkpoints in a folder. ``keep``: newest ones that are kept, at least
+    1. ``best``: metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is
+    best."""
 
     def __init__(
         self, folder: str | Path, keep: int, best: Mapping[str, Literal["max", "min"]] | None = None

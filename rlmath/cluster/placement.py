@@ -101,11 +101,8 @@ def place(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
 def _reserve(layout: RunLayout) -> Iterator[tuple[Any, list[list[Bundle]]]]:
     """A placement group of working GPUs, and its bundles; see :func:`bundles_by_node`.
 
-    The next try leaves out nodes with a GPU that fails its probe.
-
-    Raises:
-        GpuFailure: The other nodes have too few GPUs.
-        UserError: The cluster has too few free GPUs.
+    The next try leaves out nodes with a GPU that fails its probe. Raises GpuFailure: the other
+    nodes have too few GPUs; UserError: the cluster has too few free GPUs.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group

@@ -199,12 +199,8 @@ def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
 
 def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -> None:
     """End this process after a signal also ended Ray's head: no call of a rank returns any more,
-    and Ray would end this process with its own code.
-
-    Args:
-        head: Ends in time when the run's own shutdown told it to.
-        over: Set when that shutdown is complete.
-    """
+    and Ray would end this process with its own code. ``head``: ends in time when the run's own
+    shutdown told it to. ``over``: set when that shutdown is complete."""
     while head.poll() is None:
         time.sleep(HEAD_POLL_S)
     if not over.wait(SHUTDOWN_TIMEOUT_S):

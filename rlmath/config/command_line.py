@@ -49,15 +49,9 @@ def take_settings(
     base: Sequence[str] = (),
     any_with: Collection[str] = (),
 ) -> tuple[Given, list[str]]:
-    """Split a command line into settings and the rest.
-
-    Args:
-        any_with: Options with which the command takes any setting.
-
-    Raises:
-        UserError: A setting that the command does not use.
-        ConfigError: A setting that is unknown, of the wrong type or out of range.
-    """
+    """Split a command line into settings and the rest. ``any_with``: options with which the command
+    takes any setting. Raises UserError: a setting that the command does not use; ConfigError: a
+    setting that is unknown, of the wrong type or out of range."""
     words = [word for word in arguments if _SETTING.match(word)]
     rest = [word for word in arguments if word not in words]
     keys = frozenset(word.split("=")[0] for word in words)

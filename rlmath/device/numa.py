@@ -26,12 +26,8 @@ class Cores:
 
 
 def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/sys")) -> Cores:
-    """Cores for a process that uses a GPU.
-
-    Args:
-        bus_id: PCI address of the GPU, as sysfs names it: ``0000:1b:00.0``.
-        allowed: Cores that the process may use now.
-    """
+    """Cores for a process that uses a GPU. ``bus_id``: PCI address of the GPU, as sysfs names it:
+    ``0000:1b:00.0``. ``allowed``: cores that the process may use now."""
     devices = sys_root / "bus" / "pci" / "devices"
     own = _read(devices / bus_id / "local_cpulist")
     ids = _parse(own) & allowed if own else frozenset()

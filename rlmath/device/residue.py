@@ -29,11 +29,7 @@ class Residue:
 def check_engine_room(ranks: Sequence[Residue], share: float) -> None:
     """Compare the GPU memory that ranks leave with the engines' share, before engines start. Raises
     UserError: a GPU has too little; the message gives sizes on the fullest and a share that fits.
-
-    Args:
-        ranks: In order of rank.
-        share: ``rollout.gpu_memory_utilization``.
-    """
+    ``ranks``: in order of rank. ``share``: ``rollout.gpu_memory_utilization``."""
     counted = [
         (one.device_bytes + one.others_bytes, number, one, one.gpu_bytes)
         for number, one in enumerate(ranks)

@@ -80,17 +80,15 @@ class RolloutEngine(Engine):
     def exchange(self, generation: int, requests: Sequence[Request], timeout_s: float) -> Progress:
         """Take new requests; give the samples that finished since the last call.
 
-        Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
+        Waits until there is one, the engine has no work, or ``timeout_s`` has passed. Raises
+        ValueError: a request is longer than the engine's longest sequence; RuntimeError: the engine
+        has no valid weights, or has failed.
 
         Args:
             generation: Number of the pool's ``generate``. A higher one than before drops what the
                 engine still has; calls with a lower one come too late and do nothing.
             requests: To add.
             timeout_s: Longest wait.
-
-        Raises:
-            ValueError: A request is longer than the engine's longest sequence.
-            RuntimeError: The engine has no valid weights, or has failed.
         """
         if requests and not self._weights_valid:
             raise RuntimeError(

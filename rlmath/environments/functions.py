@@ -24,11 +24,8 @@ MOST_ABANDONED = 100
 
 class CallLimits:
     """Limits of calls, and the number of calls that have not returned in time. Thread-safe.
-
-    Args:
-        timeout_s: Time of a call.
-        output_bytes: Most bytes of its result; the middle of a longer one is left out.
-    """
+    ``timeout_s``: time of a call. ``output_bytes``: most bytes of its result; the middle of a
+    longer one is left out."""
 
     def __init__(self, timeout_s: float, output_bytes: int) -> None:
         self.timeout_s, self.output_bytes = timeout_s, output_bytes

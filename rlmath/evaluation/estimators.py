@@ -54,11 +54,8 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
 
 
 def mean_and_errors(correct: Sequence[int], samples: Sequence[int]) -> tuple[float, float, float]:
-    """Accuracy over problems, and its standard errors.
-
-    Args:
-        correct: Right samples of each problem.
-        samples: Samples of each problem, at least 1.
+    """Accuracy over problems, and its standard errors. ``correct``: right samples of each problem.
+    ``samples``: samples of each problem, at least 1.
 
     Returns:
         - the mean over problems of their shares of right samples (avg@n);

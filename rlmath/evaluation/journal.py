@@ -17,12 +17,9 @@ from rlmath.types import Sample
 class Journal:
     """A file with a line per sample, from which an interrupted evaluation resumes.
 
-    A context manager. Log-probs are not written: evaluation does not use them.
-
-    Args:
-        path: Created if missing.
-        about: Identity of the samples: weights, problems, settings. A file with another identity
-            is started over.
+    A context manager. Log-probs are not written: evaluation does not use them. ``path``: created if
+    missing. ``about``: identity of the samples: weights, problems, settings. A file with another
+    identity is started over.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:

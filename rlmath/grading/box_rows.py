@@ -46,11 +46,8 @@ def list_boxes(boxes: Boxes, count: int) -> str | None:
     """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
 
     With different names before them, `x=1, y=2`. One more box in the row, or a box that contains a
-    list, gives None.
-
-    Args:
-        boxes: the last `count` + 1 boxes of a text, see `last_boxes`.
-        count: number of boxes to list.
+    list, gives None. ``boxes``: the last `count` + 1 boxes of a text, see `last_boxes`. ``count``:
+    number of boxes to list.
     """
     boxes = _strip_names(boxes, numbered=True)
     row = _strip_names(boxes[-count:], numbered=True)

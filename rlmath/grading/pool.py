@@ -61,12 +61,8 @@ class Worker:
         self._replies.close()
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Run one job.
-
-        Raises:
-            WorkerTimeout: it took longer than `timeout_s`.
-            WorkerDied: the process is gone.
-        """
+        """Run one job. Raises WorkerTimeout: it took longer than `timeout_s`; WorkerDied: the
+        process is gone."""
         self.jobs += 1
         deadline = time.monotonic() + self.timeout_s
         try:

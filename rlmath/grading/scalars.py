@@ -119,11 +119,8 @@ def _vanishes(a: Node, g: Node) -> bool:
 
 class ScalarComparer(ABC):
     """Compares numbers and expressions. ``last_layer``: the layer that decided the last comparison.
-
-    Args:
-        oracle: decides pairs of expressions that the fast tests cannot.
-        only_oracle: skip the fast tests of expressions; for audits.
-    """
+    ``oracle``: decides pairs of expressions that the fast tests cannot. ``only_oracle``: skip the
+    fast tests of expressions; for audits."""
 
     def __init__(
         self, settings: GradingSettings, oracle: Oracle | None = None, *, only_oracle: bool = False

@@ -55,12 +55,8 @@ def render_chat(
     **options: Any,
 ) -> str:
     """Render a chat like transformers. Raises Exception: raised by the template, such as
-    ``jinja2.TemplateError``.
-
-    Args:
-        tools: Schemas of the tools that the model may call.
-        options: Further variables of the template, such as ``enable_thinking``.
-    """
+    ``jinja2.TemplateError``. ``tools``: schemas of the tools that the model may call. ``options``:
+    further variables of the template, such as ``enable_thinking``."""
     return str(
         _compile(template).render(
             messages=messages,

@@ -71,16 +71,9 @@ class MetricsWriter:
     def write(
         self, step: int, metrics: Mapping[str, float], texts: Mapping[str, str] | None = None
     ) -> None:
-        """Write one step; each step once, in rising order.
-
-        Args:
-            texts: Tag to text, such as sampled responses. TensorBoard shows them exactly as they
-                are, markup in them included.
-
-        Raises:
-            ValueError: A step that is not after the last one.
-            TypeError: A value that is no number.
-        """
+        """Write one step; each step once, in rising order. ``texts``: tag to text, such as sampled
+        responses. TensorBoard shows them exactly as they are, markup in them included. Raises
+        ValueError: a step that is not after the last one; TypeError: a value that is no number."""
         if step <= self._last_step:
             raise ValueError(f"step {step} comes after step {self._last_step} was written")
         values = {tag: _number(tag, value) for tag, value in metrics.items()}

@@ -50,12 +50,9 @@ def start_coroutine(awaitable: Awaitable[T]) -> Future[T]:
 
 
 def run_coroutine(awaitable: Awaitable[T]) -> T:
-    """Run on the shared loop, wait, and return the result. For any other thread.
-
-    Raises:
-        RuntimeError: Called from the shared loop itself, which would deadlock.
-        BaseException: An exception of the coroutine is raised here.
-    """
+    """Run on the shared loop, wait, and return the result. For any other thread. Raises
+    RuntimeError: called from the shared loop itself, which would deadlock; BaseException: an
+    exception of the coroutine is raised here."""
     loop = _running_loop()
     if _is_this_loop(loop):
         raise RuntimeError("an async reward called another async reward through its sync form")

@@ -19,12 +19,9 @@ from rlmath.rewards.base import Range, RewardSettingError, Values
 
 
 class MathAnswer(GradedReward):
-    """``correct`` for a right final answer, ``incorrect`` otherwise.
-
-    Args:
-        incorrect: Reward of anything else; must be below ``correct``.
-        **grading: Settings of :class:`~rlmath.rewards.answers.GradedReward`.
-    """
+    """``correct`` for a right final answer, ``incorrect`` otherwise. ``incorrect``: reward of
+    anything else; must be below ``correct``. ``**grading``: settings of
+    :class:`~rlmath.rewards.answers.GradedReward`."""
 
     __name__ = "math_reward"
 

@@ -32,12 +32,8 @@ log = logging.getLogger(__name__)
 
 def extract_code(text: str, language: str) -> str | None:
     """The last fenced block of a language, after the reasoning. Returns the block without its
-    fences; ``None`` if there is no closed one.
-
-    Args:
-        text: A response. Text before the last ``</think>`` is ignored.
-        language: Any of the language's names.
-    """
+    fences; ``None`` if there is no closed one. ``text``: a response. Text before the last
+    ``</think>`` is ignored. ``language``: any of the language's names."""
     answer = text.rpartition("</think>")[2]
     names = "|".join(re.escape(name) for name in language_names(language))
     opening = re.compile(rf"```(?:{names})[ \t]*\r?\n", re.IGNORECASE)

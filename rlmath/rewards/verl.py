@@ -94,12 +94,8 @@ class VerlReward(Reward):
 
 
 class SlimeReward(Reward):
-    """Adapter for a function in slime's form.
-
-    Args:
-        function: ``custom_rm(args, sample)``, sync or async.
-        params: Attributes of ``args``.
-    """
+    """Adapter for a function in slime's form. ``function``: ``custom_rm(args, sample)``, sync or
+    async. ``params``: attributes of ``args``."""
 
     needs_group = False
     thread_safe = False

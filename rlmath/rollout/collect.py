@@ -82,14 +82,8 @@ class Grading:
             self._graded[problem.id] = self._finish(problem, own)
 
     def take_finished(self, block: bool = False) -> list[Group]:
-        """Groups graded since the last call.
-
-        Args:
-            block: Wait until there is one, if any is complete.
-
-        Raises:
-            RewardError: A reward failed.
-            SamplingCancelled: Cancelled while blocked.
+        """Groups graded since the last call. ``block``: wait until there is one, if any is
+        complete. Raises RewardError: a reward failed; SamplingCancelled: cancelled while blocked.
         """
         left = {id_: group for id_, group in self._graded.items() if id_ not in self._given}
         while block and left:

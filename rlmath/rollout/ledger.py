@@ -87,12 +87,8 @@ class Balance:
 
 
 class Ledger:
-    """The ledger of a run, with its balance.
-
-    Args:
-        path: The file; ``None``: only in memory.
-        after_step: Existing events of later steps are void; 0 for a new run voids all.
-    """
+    """The ledger of a run, with its balance. ``path``: the file; ``None``: only in memory.
+    ``after_step``: existing events of later steps are void; 0 for a new run voids all."""
 
     def __init__(self, path: Path | None = None, after_step: int = 0) -> None:
         self._path, self._after_step = path, after_step
@@ -121,12 +117,8 @@ class Ledger:
 
     def adopt(self, groups: Mapping[int, str], events: int) -> None:
         """Take over the live groups of a checkpoint that relies on more lines than exist, because
-        another run made it or the end of the file was lost.
-
-        Args:
-            groups: Problem ids by ordinal.
-            events: Number of events that the checkpoint relies on.
-        """
+        another run made it or the end of the file was lost. ``groups``: problem ids by ordinal.
+        ``events``: number of events that the checkpoint relies on."""
         known = self.balance.events
         if known >= events:
             return

@@ -367,12 +367,8 @@ class RolloutPool:
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
     ) -> list[tuple[int, EngineError]]:
         """Give the weights in force to restarted engines. Returns indices of engines that failed or
-        took too long, and why.
-
-        Args:
-            starting: The result of ``starting``.
-            ready: The answers that have arrived.
-        """
+        took too long, and why. ``starting``: the result of ``starting``. ``ready``: the answers
+        that have arrived."""
         failed = []
         for ref, engine in starting.items():
             try:

@@ -44,12 +44,8 @@ class Round:
         kept: Mapping[int, Group],
         problem: Callable[[str], Problem],
     ) -> Round:
-        """Inverse of :meth:`to_state`.
-
-        Args:
-            kept: As in :meth:`to_state`.
-            problem: Returns a problem by its id.
-        """
+        """Inverse of :meth:`to_state`. ``kept``: as in :meth:`to_state`. ``problem``: returns a
+        problem by its id."""
         finished = {
             ordinal: kept[ordinal]
             if saved is None

@@ -67,12 +67,8 @@ class Teacher(Protocol):
 
 class EngineTeacher:
     """A teacher on vLLM engines of the run. An engine that fails is restarted, and its sequences
-    are scored again.
-
-    Args:
-        pool: Engines with the teacher's weights.
-        vocabulary: Rows of the teacher's embedding.
-    """
+    are scored again. ``pool``: engines with the teacher's weights. ``vocabulary``: rows of the
+    teacher's embedding."""
 
     def __init__(self, pool: RolloutPool, vocabulary: int) -> None:
         self.pool, self._vocabulary = pool, vocabulary

@@ -27,12 +27,8 @@ class WakeRoom:
         return self.used
 
     def update(self, asleep: Sequence[Residue], awake: Sequence[Residue]) -> None:
-        """Measure the memory that the engines took.
-
-        Args:
-            asleep: As for :meth:`decide`.
-            awake: Memory of each rank when the engines have their weights.
-        """
+        """Measure the memory that the engines took. ``asleep``: as for :meth:`decide`. ``awake``:
+        memory of each rank when the engines have their weights."""
         self._taken_bytes = [
             max(0, (after.others_bytes or 0) - (before.others_bytes or 0))
             for before, after in zip(asleep, awake, strict=True)

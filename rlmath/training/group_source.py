@@ -55,12 +55,8 @@ class GroupSource:
 
     def take(self, step: int) -> Sampled:
         """The groups of a step, with the metrics of sampling, engines and rewards. Engines that
-        share GPUs sleep when this returns.
-
-        Raises:
-            EngineError: An engine failed, and no more restarts are left.
-            RewardError: A reward failed.
-        """
+        share GPUs sleep when this returns. Raises EngineError: an engine failed, and no more
+        restarts are left; RewardError: a reward failed."""
         self._set_step(step)
         if not self._sampler.is_sampled:
             with self._monitor.phase("generate"):
@@ -133,12 +129,8 @@ class GroupSource:
         self._waited_s["actor"] += time.monotonic() - began_s
 
     def _begin(self, step: int, ahead: bool = False) -> Future[None]:
-        """Let the engines sample in the background.
-
-        Args:
-            step: The step that trains on it.
-            ahead: The step before is still running.
-        """
+        """Let the engines sample in the background. ``step``: the step that trains on it.
+        ``ahead``: the step before is still running."""
         if self._idle_since_s is not None:
             self._waited_s["engines"] += time.monotonic() - self._idle_since_s
         self._set_step(step)

@@ -29,12 +29,8 @@ NOISE_SEED = 2**21
 
 
 def where_they_part(run: Running, tokens: list[int]) -> str:
-    """A sentence that names the layer, or says why none is named.
-
-    Args:
-        run: With idle engines that hold the actor's weights.
-        tokens: A sequence, prompt first.
-    """
+    """A sentence that names the layer, or says why none is named. ``run``: with idle engines that
+    hold the actor's weights. ``tokens``: a sequence, prompt first."""
     reason = _cannot(run)
     if reason is None:
         try:

@@ -91,12 +91,8 @@ def steps(config: Config) -> Events:
 
 
 def train(config: Config, given: Config | None = None) -> Events:
-    """One start of a run, to its end; see :func:`steps`.
-
-    Args:
-        config: The settings in force.
-        given: As the user gave them, before a restart changed some.
-    """
+    """One start of a run, to its end; see :func:`steps`. ``config``: the settings in force.
+    ``given``: as the user gave them, before a restart changed some."""
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
         open_run(config) as training,

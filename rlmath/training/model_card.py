@@ -69,12 +69,8 @@ _FRONT_MATTER = (
 
 def model_card(run_dir: Path, step: int | None = None) -> str:
     """The card: recipe, data, results, from what the run has left. Raises UserError: it is no run's
-    folder.
-
-    Args:
-        run_dir: A training run's folder.
-        step: Step of a checkpoint; ``None``: the run's end.
-    """
+    folder. ``run_dir``: a training run's folder. ``step``: step of a checkpoint; ``None``: the
+    run's end."""
     from omegaconf import OmegaConf
 
     found = run_settings.attempts(run_dir)

@@ -74,11 +74,8 @@ def open_ranks(
     config: Config, settings: Callable[[Config, RunLayout], ActorSettings]
 ) -> Iterator[RunningRanks]:
     """Start ranks alone. Raises UserError: the model, the cluster or the machine does not allow it.
-
-    Args:
-        config: Checked settings.
-        settings: Makes the ranks' settings from the configuration and the layout.
-    """
+    ``config``: checked settings. ``settings``: makes the ranks' settings from the configuration and
+    the layout."""
     machine = _machine(config, trains=True)
     config, layout = machine.config, machine.layout
     with machine.place() as places:
@@ -94,12 +91,8 @@ def open_ranks(
 @contextlib.contextmanager
 def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[Sampling]:
     """Start engines and rewards alone. Raises UserError: the model, the cluster or the machine does
-    not allow it.
-
-    Args:
-        config: Checked settings.
-        problems: To be sampled: the rewards' parameters are checked against their columns.
-    """
+    not allow it. ``config``: checked settings. ``problems``: to be sampled: the rewards' parameters
+    are checked against their columns."""
     machine = _machine(config, trains=False)
     config = machine.config
     with contextlib.ExitStack() as stack:

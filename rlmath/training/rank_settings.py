@@ -61,12 +61,8 @@ def actor_settings(
     optimizer_steps: int,
     temperature: float,
 ) -> ActorSettings:
-    """Parts that each Megatron rank builds.
-
-    Args:
-        optimizer_steps: Steps of the whole run; default end of a decaying schedule.
-        temperature: At which log-probs are taken.
-    """
+    """Parts that each Megatron rank builds. ``optimizer_steps``: steps of the whole run; default
+    end of a decaying schedule. ``temperature``: at which log-probs are taken."""
     import torch
 
     dtype: torch.dtype = getattr(torch, config.model.dtype.value)

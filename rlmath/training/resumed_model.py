@@ -20,11 +20,7 @@ _ABOUT = Path("actor", "about.json")
 def check_resumed_model(config: Config, path: Path) -> None:
     """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
     Raises UserError: it is of other weights than those that are trained, or has no value model.
-
-    Args:
-        config: Checked settings.
-        path: Folder of the checkpoint.
-    """
+    ``config``: checked settings. ``path``: folder of the checkpoint."""
     advantage = config.algorithm.advantage
     if needs_value_model(advantage) and not (path / VALUE_MODEL).is_dir():
         raise UserError(

@@ -14,11 +14,7 @@ from rlmath.training.step_batch import StepBatch
 
 def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
     """The first sample of as many problems: of the same problems in every step that has them.
-
-    Args:
-        keys: ``PROBLEM/INDEX`` of each sequence of the step.
-        count: Number of problems.
-    """
+    ``keys``: ``PROBLEM/INDEX`` of each sequence of the step. ``count``: number of problems."""
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key.rpartition("/")[0], place)

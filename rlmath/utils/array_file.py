@@ -25,12 +25,8 @@ class BrokenFile(ValueError):
 def write_arrays(
     file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Write a file.
-
-    Args:
-        header: JSON values.
-        arrays: Floats, which hardly compress, are stored uncompressed; all others compressed.
-    """
+    """Write a file. ``header``: JSON values. ``arrays``: floats, which hardly compress, are stored
+    uncompressed; all others compressed."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
         archive.writestr(_HEADER, json.dumps({**header, "arrays": list(arrays)}))
         for name, array in arrays.items():
@@ -41,22 +37,14 @@ def write_arrays(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Read only the header.
-
-    Raises:
-        BrokenFile: The header is damaged.
-        OSError: The file cannot be read.
-    """
+    """Read only the header. Raises BrokenFile: the header is damaged; OSError: the file cannot be
+    read."""
     return _read(path, arrays=False)[0]
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Header and arrays, in this machine's byte order.
-
-    Raises:
-        BrokenFile: The file is damaged.
-        OSError: The file cannot be read.
-    """
+    """Header and arrays, in this machine's byte order. Raises BrokenFile: the file is damaged;
+    OSError: the file cannot be read."""
     return _read(path, arrays=True)
 
 

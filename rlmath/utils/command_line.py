@@ -104,11 +104,8 @@ def run_command(
     command: Callable[[list[str]], int], arguments: list[str], *, is_run: bool = False
 ) -> int:
     """Run a command; an error that the user can fix becomes one line and its exit code.
-
-    Args:
-        command: Takes the arguments and returns the exit code.
-        is_run: A run that may take days: neither its terminal nor a signal may lose its progress.
-    """
+    ``command``: takes the arguments and returns the exit code. ``is_run``: a run that may take
+    days: neither its terminal nor a signal may lose its progress."""
     escape_unencodable()
     with contextlib.ExitStack() as stack:
         if is_run:

@@ -17,12 +17,8 @@ T = TypeVar("T")
 
 
 class DaemonThreads:
-    """Runs calls in daemon threads, in order of submission.
-
-    Args:
-        count: Number of concurrent calls.
-        name: Prefix of the threads' names.
-    """
+    """Runs calls in daemon threads, in order of submission. ``count``: number of concurrent calls.
+    ``name``: prefix of the threads' names."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name

@@ -24,12 +24,8 @@ def adapters(sys_root: Path = Path("/sys")) -> list[str]:
 
 
 def problems(dev_root: Path = Path("/dev"), library: str = LIBRARY) -> Iterator[str]:
-    """Reasons why this process cannot use the adapters, each with how to fix it.
-
-    Args:
-        dev_root: Folder of device files.
-        library: The library that NCCL loads.
-    """
+    """Reasons why this process cannot use the adapters, each with how to fix it. ``dev_root``:
+    folder of device files. ``library``: the library that NCCL loads."""
     try:
         ctypes.CDLL(library)
     except OSError:

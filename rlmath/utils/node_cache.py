@@ -26,11 +26,8 @@ def node_cache() -> Path:
 
 
 def seed(folder: Path, archive: Path) -> None:
-    """Fill a folder that only contains its lock from an archive, if there is one.
-
-    Args:
-        folder: A folder of this process alone.
-        archive: Code compiled by another process, see :func:`save`.
+    """Fill a folder that only contains its lock from an archive, if there is one. ``folder``: a
+    folder of this process alone. ``archive``: code compiled by another process, see :func:`save`.
     """
     if {one.name for one in folder.iterdir()} - {LOCK} or not archive.is_file():
         return

@@ -54,12 +54,7 @@ class SeedStreams:
 
 def skip(seed: int, count: int) -> int:
     """The seed of the stream that starts after the first ``count`` numbers of another. Returns a
-    number in ``[0, 2**64)``.
-
-    Args:
-        seed: Seed of the other stream.
-        count: At least 0.
-    """
+    number in ``[0, 2**64)``. ``seed``: seed of the other stream. ``count``: at least 0."""
     return _unmix((_mix(seed & _MASK) + count * _STRIDE) & _MASK)
 
 

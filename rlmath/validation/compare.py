@@ -143,12 +143,8 @@ def compare_with_transformers(
     sequence_parallel: bool = False,
 ) -> AlignmentReport | None:
     """Compare Megatron with ``transformers`` and further sides. Collective. Returns on rank 0;
-    ``None`` on the others.
-
-    Args:
-        platform: This process's, which has to be a Megatron rank.
-        dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
-    """
+    ``None`` on the others. ``platform``: this process's, which has to be a Megatron rank.
+    ``dtype``: type of Megatron's weights and activations; ``transformers`` has float32."""
     spec = read_model_spec(folder)
     settings = ActorSettings(
         model_path=str(folder),

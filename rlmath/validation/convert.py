@@ -183,14 +183,8 @@ def to_megatron(
     """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
 
     The checkpoint has only weights; any layout can load it. Returns number of tensors, all equal
-    bit by bit.
-
-    Args:
-        checkpoint: Folder to write; ``actor`` in it must not be there yet.
-
-    Raises:
-        UserError: The folder has a checkpoint already.
-        WeightsError: A written tensor differs.
+    bit by bit. ``checkpoint``: folder to write; ``actor`` in it must not be there yet. Raises
+    UserError: the folder has a checkpoint already; WeightsError: a written tensor differs.
     """
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.policy import MegatronActor

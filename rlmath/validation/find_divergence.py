@@ -38,12 +38,8 @@ def first_difference(
     ours: Values, theirs: Values, spec: ModelSpec, dtype: torch.dtype
 ) -> str | None:
     """Find the first place where Megatron and ``transformers`` differ. Returns layer and
-    parameters, with the difference; ``None`` if there is none.
-
-    Args:
-        ours: From ``megatron_values``.
-        theirs: From ``hf_values``, for the same tokens.
-    """
+    parameters, with the difference; ``None`` if there is none. ``ours``: from ``megatron_values``.
+    ``theirs``: from ``hf_values``, for the same tokens."""
     for key in _in_order(spec):
         if key not in ours or key not in theirs:
             # Transformer Engine fuses norms into the matrices that follow them.

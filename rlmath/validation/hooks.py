@@ -118,11 +118,8 @@ def megatron_values(
     actor: MegatronActor, tokens: list[int], noise_seed: int | None = None
 ) -> Values:
     """Values that Megatron computes from one sequence, joined from all ranks. Collective.
-
-    Args:
-        actor: At any tensor, pipeline, data and expert parallelism.
-        noise_seed: Seed of a different rounding of every activation; ``None``: as usual.
-    """
+    ``actor``: at any tensor, pipeline, data and expert parallelism. ``noise_seed``: seed of a
+    different rounding of every activation; ``None``: as usual."""
     chunks: list[Any] = list(map(unwrap, actor.chunks))
     spec = actor.spec
     # Sequence parallelism splits the tokens of outputs that the matrices leave whole.

@@ -89,12 +89,8 @@ def cut_into_buckets(tensors: Sequence[TensorMeta], bucket_size_mib: float) -> l
 
 
 def view_in_buffer(buffer: Tensor, tensor: BucketTensor) -> Tensor:
-    """View a tensor in its bucket's flat buffer.
-
-    Args:
-        buffer: uint8, contiguous, at least the bucket's ``num_bytes`` long.
-        tensor: A tensor of that bucket.
-    """
+    """View a tensor in its bucket's flat buffer. ``buffer``: uint8, contiguous, at least the
+    bucket's ``num_bytes`` long. ``tensor``: a tensor of that bucket."""
     begin, meta = tensor.offset_bytes, tensor.meta
     flat = buffer[begin : begin + meta.placed_bytes].view(meta.dtype)
     if len(meta.shape) != 2:

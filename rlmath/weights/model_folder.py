@@ -105,16 +105,13 @@ def foreign_entries(folder: Path) -> list[str]:
 
 
 def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
-    """Refuse to write a model where something else would be lost.
+    """Refuse to write a model where something else would be lost. Raises UserError: the target is a
+    file, or is or contains a source; Foreign: it has foreign entries; the message names up to five.
 
     Args:
         folder: Target of the model. It may be missing, empty, or a model folder without foreign
             entries.
         sources: Folders that are read while writing, which the target must not replace.
-
-    Raises:
-        UserError: The target is a file, or is or contains a source.
-        Foreign: It has foreign entries; the message names up to five.
     """
     folder = Path(folder)
     if (source := replaced_source(folder, sources)) is not None:

@@ -53,12 +53,8 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def adapter_config(lora: Lora, base_model: str) -> dict[str, Any]:
-    """Content of ``adapter_config.json``.
-
-    Args:
-        lora: The adapters.
-        base_model: The base model, as a folder or a name on the Hub.
-    """
+    """Content of ``adapter_config.json``. ``lora``: the adapters. ``base_model``: the base model,
+    as a folder or a name on the Hub."""
     alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
     return {
         "peft_type": "LORA",

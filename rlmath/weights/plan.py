@@ -96,7 +96,8 @@ def plan_weights(
     bucket_size_mib: float = BUCKET_MIB,
     dtype: torch.dtype | None = None,
 ) -> WeightsPlan:
-    """Plan a weight sync.
+    """Plan a weight sync. Raises WeightsError: the layout does not fit the model; the message shows
+    the arithmetic; UserError: the layout does not fit the model's layers.
 
     Args:
         spec: The model spec.
@@ -105,10 +106,6 @@ def plan_weights(
             otherwise a slice of each.
         bucket_size_mib: As in ``cut_into_buckets``.
         dtype: Type of the tensors sent; ``None``: bfloat16.
-
-    Raises:
-        WeightsError: The layout does not fit the model; the message shows the arithmetic.
-        UserError: The layout does not fit the model's layers.
     """
     if dtype is None:
         dtype = torch.bfloat16

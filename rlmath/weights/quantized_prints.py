@@ -45,10 +45,7 @@ def sent_fingerprints(gatherer: BucketGatherer, part: WeightSlice | None = None)
     them.
 
     A row's scale needs the whole row, which tensor ranks may share, so tensors are gathered.
-
-    Args:
-        gatherer: Gatherer of the model.
-        part: Only these tensors; ``None``: all.
+    ``gatherer``: gatherer of the model. ``part``: only these tensors; ``None``: all.
     """
     names = None if part is None else part.keys()
     buckets = gatherer.gather(0, names=names)

@@ -37,12 +37,8 @@ class _Part:
 
     def fingerprint(self, row: int, block: Tensor) -> Tensor | None:
         """Contribution of rows of a tensor shaped like the parameter to the fingerprint. Returns an
-        int64 scalar on the device; ``None`` if no row is in the part.
-
-        Args:
-            row: Index of the first row.
-            block: The complete rows.
-        """
+        int64 scalar on the device; ``None`` if no row is in the part. ``row``: index of the first
+        row. ``block``: the complete rows."""
         if self.dim == 1:
             columns = block.narrow(1, self.start, self.run.length)
             return fingerprint_on_device(columns, row, self.run.start)
@@ -139,12 +135,8 @@ class TensorPrints:
 
 def rows_of(values: Tensor, start: int, end: int) -> Iterator[tuple[int, Tensor]]:
     """Consecutive elements of a tensor as rows, with 0 for other elements; complete rows are not
-    copied.
-
-    Args:
-        start: Index of the first element, in memory order.
-        end: Index after the last one.
-    """
+    copied. ``start``: index of the first element, in memory order. ``end``: index after the last
+    one."""
     columns = math.prod(values.shape[1:])
     flat = values.reshape(-1)
     while start < end:

@@ -32,12 +32,9 @@ _LR = 2e-3
 
 
 def rows(data: DataConfig, hint: str = "") -> list[dict[str, Any]]:
-    """Problems in the user's fields: a number's remainder by four, which is mostly 1.
-
-    Args:
-        data: Names of the fields, and whether a chat template is applied.
-        hint: Appended to the prompt, with ``{answer}`` in it.
-    """
+    """Problems in the user's fields: a number's remainder by four, which is mostly 1. ``data``:
+    names of the fields, and whether a chat template is applied. ``hint``: appended to the prompt,
+    with ``{answer}`` in it."""
     found = []
     for number in _numbers():
         answer = str(number % DIGITS)

@@ -56,12 +56,8 @@ def shrink(
     lr_factor: Callable[[float], float] | None = None,
 ) -> Shrunk:
     """Shrink a configuration. Raises UserError: the settings cannot be composed, or the model is
-    not known.
-
-    Args:
-        config_dir: See :func:`rlmath.config.load.compose_settings`.
-        lr_factor: Factor of the learning rate, as a function of it; ``None``: 1.
-    """
+    not known. ``config_dir``: see :func:`rlmath.config.load.compose_settings`. ``lr_factor``:
+    factor of the learning rate, as a function of it; ``None``: 1."""
     given = [_as_override(word, config_dir) for word in words]
     base = [path_override("runner.run_dir", folder / "run")]
     if not any(one.startswith("model.path=") for one in given):

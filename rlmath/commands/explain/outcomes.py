@@ -67,12 +67,8 @@ def _outcome(row: Row, step: int, settings: Mapping[str, Any]) -> Outcome:
 
 
 def reward_parts(row: Row, settings: Mapping[str, Any]) -> dict[str, float]:
-    """The weighted components of a sample's reward, by name; they add up to it.
-
-    Args:
-        row: A sample that has a reward.
-        settings: In force when it was sampled, nested as in YAML.
-    """
+    """The weighted components of a sample's reward, by name; they add up to it. ``row``: a sample
+    that has a reward. ``settings``: in force when it was sampled, nested as in YAML."""
     total, rewards = float(row["reward"]), row.get("rewards") or {}
     items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []
     weights = [float(item.get("weight", 1.0)) for item in items]

@@ -54,12 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
-    """Print the plan that the options ask for.
-
-    Raises:
-        UserError: There is no such model, or an option is for an MoE.
-        WeightsError: It cannot be laid out so.
-    """
+    """Print the plan that the options ask for. Raises UserError: there is no such model, or an
+    option is for an MoE; WeightsError: it cannot be laid out so."""
     config = given.config
     if given.get("model.path") is None:
         raise UserError("rlmath plan weights: give model.path, a name, a folder or its config.json")

@@ -58,12 +58,9 @@ class Both:
 def redo(
     source: Source, choices: Choices, other: Config | None, folder: Path
 ) -> tuple[list[Redone], Both | None]:
-    """Redo the steps of a source, and with ``other`` the last one under that as well.
-
-    Raises:
-        UserError: A batch is damaged, or the weights to begin with are not the run's.
-        ActorError: A rank failed.
-    """
+    """Redo the steps of a source, and with ``other`` the last one under that as well. Raises
+    UserError: a batch is damaged, or the weights to begin with are not the run's; ActorError: a
+    rank failed."""
     done: list[Redone] = []
     both = None
     with contextlib.closing(_steps(source, choices, other, folder)) as steps:

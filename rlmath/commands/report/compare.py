@@ -15,11 +15,8 @@ Grades = Mapping[str, Mapping[str, Mapping[int, Sequence[int]]]]
 
 
 def compare(settings: Sequence[Mapping[str, Any]], grades: Sequence[Grades]) -> dict[str, Any]:
-    """Two runs beside each other, as JSON values.
-
-    Args:
-        settings: Settings of each run, by full key.
-        grades: For each run, right and graded samples by kind, problem and step.
+    """Two runs beside each other, as JSON values. ``settings``: settings of each run, by full key.
+    ``grades``: for each run, right and graded samples by kind, problem and step.
 
     Returns:
         ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, of the

@@ -38,12 +38,8 @@ LEARNING_RATE = 1e-3
 
 
 def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) -> Config:
-    """Checked settings of a run on this node, small in all but the model.
-
-    Args:
-        folder: Name of the run's folder in that of the check.
-        gpus: GPUs of the run; ignored on CPU.
-    """
+    """Checked settings of a run on this node, small in all but the model. ``folder``: name of the
+    run's folder in that of the check. ``gpus``: GPUs of the run; ignored on CPU."""
     problems = Path(node.folder) / "problems.jsonl"
     problems.write_text('{"prompt": "1 + 1?", "solutions": ["2"]}\n', encoding="utf-8")
     config = load(
@@ -117,12 +113,8 @@ def requests(
     step: int = 0,
     ignore_eos: bool = True,
 ) -> list[Request]:
-    """Requests on random prompts of uneven length, sampled at temperature 1.
-
-    Args:
-        count: Number of requests, spread over the prompts.
-        step: Gives other prompts and random streams.
-    """
+    """Requests on random prompts of uneven length, sampled at temperature 1. ``count``: number of
+    requests, spread over the prompts. ``step``: gives other prompts and random streams."""
     lengths = [PROMPT_TOKENS - 3 * number for number in range(prompts)]
     tokens = random_tokens(node.model, lengths, seed=step)
     return [

@@ -70,11 +70,7 @@ def worker_precision(worker: Any) -> dict[str, str]:
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
     """Compare what vLLM's workers do with the contract. Raises RuntimeError: one does otherwise;
     vLLM falls back to another type where a platform lacks one, and says so in its log alone.
-
-    Args:
-        workers: From ``worker_precision``.
-        dtype: ``model.dtype``.
-    """
+    ``workers``: from ``worker_precision``. ``dtype``: ``model.dtype``."""
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,
         "dtype": dtype,

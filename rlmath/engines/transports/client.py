@@ -11,12 +11,8 @@ from rlmath.weights.expert_shares import ExpertShare
 
 class EngineClient:
     """vLLM's ``VLLMWeightSyncClient`` for some of the pool's engines; each call goes to all of
-    them.
-
-    Args:
-        engines: Handles of ``RolloutEngine`` actors.
-        ranks_per_engine: Tensor-parallel ranks of each.
-    """
+    them. ``engines``: handles of ``RolloutEngine`` actors. ``ranks_per_engine``: tensor-parallel
+    ranks of each."""
 
     def __init__(self, engines: Sequence[Any], ranks_per_engine: int) -> None:
         self._engines = list(engines)

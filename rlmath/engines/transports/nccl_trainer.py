@@ -32,11 +32,8 @@ class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
     """A trainer rank's end of the connection; extends vLLM's."""
 
     def send_weights(self) -> None:
-        """Send the source's current weights to all engines. Collective over all ranks.
-
-        Raises:
-            TimeoutError: The engines did not receive in time.
-            Exception: An engine's error, on rank 0.
+        """Send the source's current weights to all engines. Collective over all ranks. Raises
+        TimeoutError: the engines did not receive in time; Exception: an engine's error, on rank 0.
         """
         metadata = self.source.metadata()
         if self.is_sender:

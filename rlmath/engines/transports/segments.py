@@ -26,12 +26,8 @@ MIB = 2**20
 
 class NamedSegments:
     """Segments that still have names. The creator's side; ``unlink`` once everyone has opened them.
-    Raises UserError: there is not enough shared memory.
-
-    Args:
-        run_id: Part of the names, to distinguish runs.
-        sizes_bytes: Size of each segment.
-    """
+    Raises UserError: there is not enough shared memory. ``run_id``: part of the names, to
+    distinguish runs. ``sizes_bytes``: size of each segment."""
 
     def __init__(self, run_id: str, sizes_bytes: Sequence[int]) -> None:
         _refuse_unless_free(sizes_bytes)

@@ -42,12 +42,8 @@ def serving_ranks(
     rank_gpus: Sequence[str], engine_gpus: Sequence[Sequence[str]]
 ) -> list[tuple[int, ...]]:
     """The trainer ranks on each engine's GPUs; the first of them calls it. Raises WeightsError: a
-    worker's GPU has no trainer rank, or several.
-
-    Args:
-        rank_gpus: UUID of each trainer rank's GPU.
-        engine_gpus: UUIDs of the GPUs of each engine's workers.
-    """
+    worker's GPU has no trainer rank, or several. ``rank_gpus``: UUID of each trainer rank's GPU.
+    ``engine_gpus``: UUIDs of the GPUs of each engine's workers."""
     rank_of = {gpu: rank for rank, gpu in enumerate(rank_gpus)}
     if len(rank_of) != len(rank_gpus):
         raise WeightsError(

@@ -90,11 +90,7 @@ class SharedMemoryTrainer:
         source: BucketSource | None = None,
     ) -> SharedMemoryTrainer:
         """Share the segments with the other ranks and the engines. Collective over all ranks.
-
-        Raises:
-            UserError: There is not enough shared memory.
-            ValueError: No source.
-        """
+        Raises UserError: there is not enough shared memory; ValueError: no source."""
         if source is None:
             raise ValueError("the shared_memory transport needs a source of buckets")
         if 0 not in source.parallel.global_ranks:

@@ -9,12 +9,8 @@ from rlmath.rewards.sandbox.cloud import CloudProvider
 
 
 class E2BProvider(CloudProvider):
-    """One E2B sandbox per program.
-
-    Args:
-        api_key: ``None`` reads ``E2B_API_KEY``.
-        template: Sandbox template; ``None``: E2B's own.
-    """
+    """One E2B sandbox per program. ``api_key``: ``None`` reads ``E2B_API_KEY``. ``template``:
+    sandbox template; ``None``: E2B's own."""
 
     def __init__(
         self, max_parallel: int = 2, api_key: str | None = None, template: str | None = None

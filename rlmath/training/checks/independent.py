@@ -52,12 +52,8 @@ class IndependentSamples(StepCheck):
 def repeated_samples(
     keys: frozenset[_Key], earlier: Iterable[tuple[int, frozenset[_Key]]]
 ) -> list[str]:
-    """A sentence if a step trains on samples of an earlier one.
-
-    Args:
-        keys: Keys of the step's samples.
-        earlier: Steps, and the keys of their samples.
-    """
+    """A sentence if a step trains on samples of an earlier one. ``keys``: keys of the step's
+    samples. ``earlier``: steps, and the keys of their samples."""
     for step, trained in earlier:
         if again := keys & trained:
             problem, index, _ = min(again)
@@ -101,10 +97,7 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
     """Bound of the log-probability that ``count`` or more of independent events happen.
 
     Chernoff's: ``min over s >= 0 of sum_i log(1 + p_i (exp(s) - 1)) - s count``.
-
-    Args:
-        log_probabilities: Log-probability of each event.
-        count: From 1.
+    ``log_probabilities``: log-probability of each event. ``count``: from 1.
     """
     # NaN, from an engine that overflowed, is no evidence.
     logs = np.nan_to_num(np.asarray(log_probabilities, dtype=np.float64), nan=0.0)

@@ -84,12 +84,8 @@ class LogProbAgreement(StepCheck):
 
 
 def sample_probe(run: Running, groups: Sequence[Group], step: int) -> SampledSequences:
-    """A few short responses to a step's prompts, from the engines' present weights.
-
-    Args:
-        groups: Groups of the step, at least one.
-        step: From 1.
-    """
+    """A few short responses to a step's prompts, from the engines' present weights. ``groups``:
+    groups of the step, at least one. ``step``: from 1."""
     config, layout = run.config, run.layout
     wanted = max(SEQUENCES_PER_ENGINE * layout.engines, layout.actor.data_parallel)
     requests = requests_for(

@@ -60,12 +60,8 @@ def schedule_of(config: Config) -> OptimizerConfig:
 
 
 def scheduled_rate(settings: OptimizerConfig, taken: int) -> float:
-    """Learning rate of the next optimizer step.
-
-    Args:
-        settings: With ``decay_steps``, unless the schedule is constant.
-        taken: Steps before it.
-    """
+    """Learning rate of the next optimizer step. ``settings``: with ``decay_steps``, unless the
+    schedule is constant. ``taken``: steps before it."""
     peak, warmup = settings.lr, settings.warmup_of(settings.decay_steps or 0)
     if taken <= warmup and warmup:
         return peak * taken / warmup

@@ -256,12 +256,8 @@ def choose(groups: Sequence[Group], step: int) -> tuple[Group | None, list[Grade
 
 
 def wrong_text(graded: GradedSample, decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """A sentence if a sample's text is not that of its tokens.
-
-    Args:
-        graded: The sample.
-        decode: Its tokens, without special ones.
-    """
+    """A sentence if a sample's text is not that of its tokens. ``graded``: the sample. ``decode``:
+    its tokens, without special ones."""
     text, own = graded.sample.text, decode(graded.sample.token_ids.tolist())
     # Bytes that are no text may give another number of replacement marks when decoded piece by
     # piece.

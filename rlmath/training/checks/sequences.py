@@ -173,12 +173,8 @@ def _float32(value: float | None) -> float | None:
 
 
 def wrong_places(found: SequenceReport, names: Sequence[str], *, complete: bool) -> list[str]:
-    """A sentence unless every sequence was trained on exactly once.
-
-    Args:
-        names: Names of the step's sequences.
-        complete: No minibatch was left out.
-    """
+    """A sentence unless every sequence was trained on exactly once. ``names``: names of the step's
+    sequences. ``complete``: no minibatch was left out."""
     times = torch.bincount(found.places, minlength=len(names)).tolist()
     twice = [names[i] for i, count in enumerate(times[: len(names)]) if count > 1]
     never = [names[i] for i, count in enumerate(times[: len(names)]) if not count]

@@ -70,12 +70,8 @@ class StillTeacher(StepCheck):
 
 
 def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:
-    """A sentence if a teacher's engine has other weights than at first.
-
-    Args:
-        first: Sums of each engine's workers at the start.
-        now: And now.
-    """
+    """A sentence if a teacher's engine has other weights than at first. ``first``: sums of each
+    engine's workers at the start. ``now``: and now."""
     for index, (before, after) in enumerate(zip(first, now, strict=True)):
         names = [
             name

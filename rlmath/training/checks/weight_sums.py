@@ -99,12 +99,9 @@ def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[Weigh
 def wrong_sums(
     expected: Sequence[WeightSums], reported: Sequence[Mapping[str, float]]
 ) -> list[str]:
-    """A sentence for each minibatch that the ranks weighted otherwise.
-
-    Args:
-        expected: Sums of each minibatch; empty: nothing is known.
-        reported: Its metrics; those of minibatches that were not looked at are missing.
-    """
+    """A sentence for each minibatch that the ranks weighted otherwise. ``expected``: sums of each
+    minibatch; empty: nothing is known. ``reported``: its metrics; those of minibatches that were
+    not looked at are missing."""
     broken = []
     for index, (right, found) in enumerate(zip(expected, reported, strict=False)):
         tokens, total = found["token_count"], found["loss_weight"]

@@ -67,11 +67,8 @@ def _gpus(
     record: Record, name: str, width: int, ranks: list[str], engines: list[list[str]]
 ) -> None:
     """Engine ``i`` has to use the GPUs of ranks ``i * width`` and the next ones, and nothing else.
-
-    Args:
-        ranks: The GPU of each rank; none: there are no ranks.
-        engines: The GPU of each worker of each engine.
-    """
+    ``ranks``: the GPU of each rank; none: there are no ranks. ``engines``: the GPU of each worker
+    of each engine."""
     for index, workers in enumerate(engines):
         record.figure(f"{name} engine {index} GPUs", ", ".join(workers))
         own = ranks[index * width : (index + 1) * width]

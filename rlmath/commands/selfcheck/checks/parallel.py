@@ -77,12 +77,8 @@ def update_on_rank(platform: Platform, node: Node, layouts: dict[str, Layout]) -
 
 
 def compare_norms(record: Record, norms: dict[str, float], limit: float) -> None:
-    """Hold the norm of each layout to that of one rank.
-
-    Args:
-        norms: By the layout's name; ``one rank`` among them.
-        limit: Largest relative difference.
-    """
+    """Hold the norm of each layout to that of one rank. ``norms``: by the layout's name; ``one
+    rank`` among them. ``limit``: largest relative difference."""
     expected = norms["one rank"]
     record.figure("gradient norm on one rank", expected)
     worst = 0.0
