@@ -34,30 +34,22 @@ _MIN_LENGTH_SHARE = 0.75
 
 @dataclass(frozen=True)
 class LengthClass:
-    """Sequences of similar length, padded to one rectangle.
+    """Sequences of similar length, padded to one rectangle."""
 
-    Attributes:
-        rows: ``[n, l]`` int64, row in the pack of each token; padding repeats the sequence's
-            last token, whose output is discarded.
-        whole: Whether the rectangle is the pack itself: all sequences have one length and share
-            nothing.
-    """
-
+    # [n, l] int64, row in the pack of each token; padding repeats the sequence's last token, whose
+    # output is discarded.
     rows: Tensor
+    # Whether the rectangle is the pack itself: all sequences have one length and share nothing.
     whole: bool
 
 
 @dataclass(frozen=True)
 class Rectangles:
-    """The sequences of a pack as rectangles.
+    """The sequences of a pack as rectangles."""
 
-    Attributes:
-        classes: Rectangles; each sequence is in one.
-        places: ``[t]`` int64, place of each pack row's output in the concatenated rectangles. A
-            sequence's output for rows of another is discarded.
-    """
-
-    classes: list[LengthClass]
+    classes: list[LengthClass]  # Rectangles; each sequence is in one.
+    # [t] int64, place of each pack row's output in the concatenated rectangles. A sequence's output
+    # for rows of another is discarded.
     places: Tensor
 
 
@@ -80,12 +72,8 @@ class ContextSeqParams(PackedSeqParams):
 
 
 def rectangles(sequences: Sequence[SequenceRows], device: torch.device) -> Rectangles:
-    """Group the sequences of a pack by length.
-
-    Args:
-        sequences: In pack order.
-        device: Device of the indices.
-    """
+    """Group the sequences of a pack by length. ``sequences``: in pack order. ``device``: device of
+    the indices."""
     lengths = [one.length for one in sequences]
     ends = list(itertools.accumulate(one.own for one in sequences))
     shares = any(one.shared for one in sequences)
@@ -157,15 +145,12 @@ class PackedAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> Tensor:
-        """Attend within each sequence.
+        """Attend within each sequence. Returns ``[t, heads * dim]``.
 
         Args:
             query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``; values may have
                 another width, which the result then has.
             packed_seq_params: Boundaries of the sequences.
-
-        Returns:
-            ``[t, heads * dim]``.
         """
         assert packed_seq_params is not None, "PackedAttention takes packed sequences only"
         if isinstance(packed_seq_params, ContextSeqParams):

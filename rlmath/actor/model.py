@@ -40,35 +40,27 @@ from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Settings for building the model, in addition to its spec.
+    """Settings for building the model, in addition to its spec."""
 
-    Attributes:
-        dtype: Type of parameters and activations; gradients and the optimizer state are float32.
-        sequence_parallel: Shard activations between tensor ranks outside of matrices.
-        recompute: ``none``, ``selective`` (modules of every layer) or ``full`` (whole layers).
-        recompute_num_layers: With ``full``: number of layers per stage, from the first; ``None``:
-            all.
-        recompute_modules: With ``selective``: the modules, by Megatron's names.
-        precision: Types of the products that affect log-probs most.
-        layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
-        separate_norms: Do not fuse norms into Transformer Engine's matrices.
-        separate_experts: Multiply each of its experts separately.
-        logits: ``whole``; ``chunked``: never whole, see ``rlmath/actor/head.py``; ``triton``:
-            chunked, with Triton's kernels; ``auto``: ``triton`` on CUDA.
-        fp8: FP8 settings for the matrices of layers; ``None``: no FP8.
-    """
-
+    # Type of parameters and activations; gradients and the optimizer state are float32.
     dtype: torch.dtype
+    # Shard activations between tensor ranks outside of matrices.
     sequence_parallel: bool = ActorConfig.sequence_parallel
+    # none, selective (modules of every layer) or full (whole layers).
     recompute: str = ActorConfig.recompute.value
+    # With full: number of layers per stage, from the first; None: all.
     recompute_num_layers: int | None = ActorConfig.recompute_num_layers
-    recompute_modules: tuple[str, ...] = ()
+    recompute_modules: tuple[str, ...] = ()  # With selective: the modules, by Megatron's names.
+    # Types of the products that affect log-probs most.
     precision: Precision = field(default_factory=Precision)
+    # auto, transformer_engine or local, see choose_platform.
     layers: str = ActorConfig.layers.value
-    separate_norms: bool = False
-    separate_experts: bool = False
+    separate_norms: bool = False  # Do not fuse norms into Transformer Engine's matrices.
+    separate_experts: bool = False  # Multiply each of its experts separately.
+    # whole; chunked: never whole, see rlmath/actor/head.py; triton: chunked, with Triton's kernels;
+    # auto: triton on CUDA.
     logits: str = ActorConfig.logits.value
-    fp8: Fp8Training | None = None
+    fp8: Fp8Training | None = None  # FP8 settings for the matrices of layers; None: no FP8.
 
 
 def transformer_config(
@@ -187,11 +179,8 @@ def _interleaving(layout: Layout) -> dict[str, Any]:
 
 
 def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
-    """Fields for batch-invariant and deterministic kernels; empty unless requested.
-
-    Raises:
-        UserError: The layers are not Transformer Engine's.
-    """
+    """Fields for batch-invariant and deterministic kernels; empty unless requested. Raises
+    UserError: the layers are not Transformer Engine's."""
     if not precision.batch_invariant:
         return {}
     if not on_te:
@@ -239,13 +228,8 @@ def build_model(
     """Build a chunk of this rank's stage of the model, with uninitialized parameters.
 
     The parallel state must be initialized (:func:`rlmath.actor.parallel.initialize`).
-
-    Args:
-        max_sequence_length: Maximum sequence length, in tokens.
-        chunk: Virtual stage.
-
-    Raises:
-        UserError: Batch invariance or FP8 is not available here.
+    ``max_sequence_length``: maximum sequence length, in tokens. ``chunk``: virtual stage. Raises
+    UserError: batch invariance or FP8 is not available here.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel

@@ -19,13 +19,8 @@ _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 def hermes(text: str) -> Sequence[ToolCall] | None:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, or a list of them in one block.
-
-    Returns:
-        The calls; ``None``: there are none.
-
-    Raises:
-        ValueError: A call cannot be read; the message is for the model.
-    """
+    Returns the calls; ``None``: there are none. Raises ValueError: a call cannot be read; the
+    message is for the model."""
     calls: list[ToolCall] = []
     for block in _BLOCK.findall(text):
         found = _json(block)
@@ -35,13 +30,8 @@ def hermes(text: str) -> Sequence[ToolCall] | None:
 
 def llama3_json(text: str) -> Sequence[ToolCall] | None:
     """``{"name": ..., "parameters": {...}}`` as the whole turn, several separated by semicolons.
-
-    Returns:
-        The calls; ``None``: the turn is something else.
-
-    Raises:
-        ValueError: A call cannot be read; the message is for the model.
-    """
+    Returns the calls; ``None``: the turn is something else. Raises ValueError: a call cannot be
+    read; the message is for the model."""
     rest = text.strip().removeprefix("<|python_tag|>").strip()
     if not (rest.startswith("{") and '"name"' in rest):
         return None
@@ -72,11 +62,8 @@ def _call(found: Any) -> ToolCall:
 
 
 def arguments_in(found: Any) -> dict[str, Any]:
-    """The arguments of a call, by parameter name: as they are, or in JSON.
-
-    Raises:
-        ValueError: They are no object; the message is for the model.
-    """
+    """The arguments of a call, by parameter name: as they are, or in JSON. Raises ValueError: they
+    are no object; the message is for the model."""
     if isinstance(found, str):
         found = _json(found) if found.strip() else {}
     if not isinstance(found, dict):
@@ -91,11 +78,8 @@ PARSERS: dict[str, Callable[[str], Sequence[ToolCall] | None]] = {
 
 
 def parser_of(template: str) -> str:
-    """The name of the parser whose format a chat template shows.
-
-    Raises:
-        ConfigError: None of them.
-    """
+    """The name of the parser whose format a chat template shows. Raises ConfigError: none of
+    them."""
     if "<tool_call>" in template:
         return "hermes"
     if '"parameters": ' in template and "ipython" in template:

@@ -19,11 +19,8 @@ class Fields:
     given: Mapping[str, Any]
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A positive integer.
-
-        Raises:
-            ModelError: It is missing without a default, or invalid; the same for ``number``.
-        """
+        """A positive integer. Raises ModelError: it is missing without a default, or invalid; the
+        same for ``number``."""
         value = self._value(key, default)
         if not isinstance(value, int) or value < 1:
             raise ModelError(f"{key} is {value!r}, and has to be a whole number of at least 1")

@@ -235,11 +235,8 @@ def padded_vocab_size(vocab: int, tp_size: int, multiple: int = 1) -> int:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model folder, to be copied; ``read_model_spec`` interprets it.
-
-    Raises:
-        ModelError: The folder or the file is missing, or is not a JSON object.
-    """
+    """config.json of a model folder, to be copied; ``read_model_spec`` interprets it. Raises
+    ModelError: the folder or the file is missing, or is not a JSON object."""
     path = Path(folder) / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -274,11 +271,8 @@ def adapter_instead(folder: Path) -> str:
 
 
 def read_model_spec(folder: str | Path) -> ModelSpec:
-    """The model in a Hugging Face folder, or the tiny model, which a run creates.
-
-    Raises:
-        ModelError: As ``read_config`` and ``model_spec`` do.
-    """
+    """The model in a Hugging Face folder, or the tiny model, which a run creates. Raises
+    ModelError: as ``read_config`` and ``model_spec`` do."""
     if str(folder) == TINY:
         from rlmath.model.tiny import tiny_config
 
@@ -287,16 +281,14 @@ def read_model_spec(folder: str | Path) -> ModelSpec:
 
 
 def model_spec(config: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelSpec:
-    """The model that a config.json describes.
+    """The model that a config.json describes. Raises ModelError: a field is missing or invalid, or
+    the architecture or a feature is unsupported; the message names the file, the field and what
+    works.
 
     Args:
         config: Contents of config.json, in the form of transformers 5 (``rope_parameters``) or
             older (``rope_theta`` and ``rope_scaling``).
         source: Where the contents are from, for messages.
-
-    Raises:
-        ModelError: A field is missing or invalid, or the architecture or a feature is unsupported;
-            the message names the file, the field and what works.
     """
     try:
         return _spec(config)

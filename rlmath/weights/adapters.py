@@ -33,22 +33,15 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """The adapter of one Megatron matrix of a rank.
+    """The adapter of one Megatron matrix of a rank."""
 
-    Attributes:
-        parts: The adapted matrices of the files, in the order of the rows of ``a``.
-        rows: The rank's rows of each of those, as runs of first row and length; empty if only
-            other ranks have any.
-        rule: How tensor ranks share the matrix.
-        a: Layout of ``a``.
-        b: Layout of ``b``.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # The adapted matrices of the files, in the order of the rows of a.
+    # The rank's rows of each of those, as runs of first row and length; empty if only other ranks
+    # have any.
     rows: tuple[Runs, ...]
-    rule: Rule
-    a: LocalTensor
-    b: LocalTensor
+    rule: Rule  # How tensor ranks share the matrix.
+    a: LocalTensor  # Layout of a.
+    b: LocalTensor  # Layout of b.
 
 
 def adapter_layout(matrix: LocalParameter, lora: Lora) -> AdapterLayout | None:

@@ -26,21 +26,13 @@ NOT_FINITE = "holds NaN or infinity; use the files that were published, or an ea
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a Hugging Face tensor in one Megatron parameter of one rank.
+    """A run of a Hugging Face tensor in one Megatron parameter of one rank."""
 
-    Attributes:
-        hf_name: The Hugging Face tensor.
-        dim: Dimension of the run: 0 for rows, 1 for columns.
-        hf_start: Start of the run in the Hugging Face tensor.
-        local_start: Start of the run in the rank's parameter.
-        length: Number of rows or columns.
-    """
-
-    hf_name: str
-    dim: int
-    hf_start: int
-    local_start: int
-    length: int
+    hf_name: str  # The Hugging Face tensor.
+    dim: int  # Dimension of the run: 0 for rows, 1 for columns.
+    hf_start: int  # Start of the run in the Hugging Face tensor.
+    local_start: int  # Start of the run in the rank's parameter.
+    length: int  # Number of rows or columns.
 
 
 @dataclass(frozen=True)
@@ -110,11 +102,7 @@ def file_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Tensors of a Hugging Face folder that are missing, unknown or of another shape, as text.
-
-    Args:
-        spec: The model spec from config.json.
-        found: Shape of each tensor in the files.
-    """
+    ``spec``: the model spec from config.json. ``found``: shape of each tensor in the files."""
     expected = file_shapes(spec)
     ignored = spec.family.ignored_suffixes
     prefixes = tuple(p.format(layers=spec.layers) for p in spec.family.ignored_prefixes)
@@ -172,7 +160,8 @@ def local_tensor(
     layer: int | None = None,
     expert: int | None = None,
 ) -> LocalTensor:
-    """The part of an entry on tensor rank ``tp_rank`` of ``tp_size``.
+    """The part of an entry on tensor rank ``tp_rank`` of ``tp_size``. Raises WeightsError: the
+    tensor is not divisible by the ranks.
 
     Args:
         entry: Entry of the family's table.
@@ -183,9 +172,6 @@ def local_tensor(
             vocabulary rule.
         layer: Global number from 0, for entries of a layer.
         expert: Global number from 0, for entries of an expert.
-
-    Raises:
-        WeightsError: The tensor is not divisible by the ranks.
     """
     tensors = tuple(HfTensor(t.name.format(layer=layer, expert=expert), t.dims) for t in entry.hf)
     sizes = [tuple(spec.size(dim) for dim in t.dims) for t in tensors]

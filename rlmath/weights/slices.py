@@ -39,16 +39,13 @@ _FUSED = {
 
 
 def columns_in(part: WeightSlice | None, name: str, start: int, count: int) -> list[Columns]:
-    """The columns of a run of a matrix that are in a slice.
+    """The columns of a run of a matrix that are in a slice. Returns columns relative to the run.
 
     Args:
         part: The slice; ``None``: everything.
         name: The tensor.
         start: The run's first column in the whole tensor.
         count: Number of its columns.
-
-    Returns:
-        Columns relative to the run.
     """
     chosen = () if part is not None and name not in part else None if part is None else part[name]
     if chosen is None:
@@ -93,9 +90,6 @@ class Rotation:
         packed: Whether engines packed matrices, which are then read back by a product. Units of
             matrices are then ``COLUMNS`` columns; others are whole tensors.
         whole: Names of the matrices of an MoE's experts, each of which is a unit.
-
-    Attributes:
-        work: Total cost of all units, in multiply-adds for reading them back.
     """
 
     def __init__(
@@ -131,6 +125,7 @@ class Rotation:
                 share = (high - low) / columns
                 work = share * elements * (columns + _DIGEST)
                 self._units.append((tuple(names), (low, high), work))
+        # Total cost of all units, in multiply-adds for reading them back.
         self.work = sum(work for *_, work in self._units)
         self._round = -1
         self.restart()
@@ -148,14 +143,8 @@ class Rotation:
         return self._at == 0
 
     def pop(self, work: float) -> tuple[dict[str, tuple[Columns, ...] | None], float]:
-        """The next slice of the round; after the last one a new round starts.
-
-        Args:
-            work: Maximum work of the slice; it has at least one unit.
-
-        Returns:
-            The slice, and its work.
-        """
+        """The next slice of the round; after the last one a new round starts. ``work``: maximum
+        work of the slice; it has at least one unit. Returns the slice, and its work."""
         found: dict[str, tuple[Columns, ...] | None] = {}
         taken, first = 0.0, self._at
         while self._at < len(self._order):

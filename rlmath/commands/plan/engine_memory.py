@@ -28,11 +28,8 @@ def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> f
     """Weights of one rank of an engine, in bfloat16.
 
     Of latent attention each rank has the matrices that give the latent vectors whole, and those
-    that decode twice.
-
-    Args:
-        quantized: The matrices of layers are in FP8, with a float32 scale for each row
-            (``rollout.quantization``; dense models alone).
+    that decode twice. ``quantized``: the matrices of layers are in FP8, with a float32 scale for
+    each row (``rollout.quantization``; dense models alone).
     """
     layout = Layout(tp)
     matrices = attention_matrices(spec) + feed_forward_matrices(spec)
@@ -45,11 +42,8 @@ def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> f
 
 
 def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: str = "ipc") -> float:
-    """Bytes that an engine's rank takes for a weight sync beside its weights.
-
-    Args:
-        transport: Its name, not ``auto``.
-    """
+    """Bytes that an engine's rank takes for a weight sync beside its weights. ``transport``: its
+    name, not ``auto``."""
     module = 2 * spec.experts * 3 * spec.hidden * spec.moe_ffn or None
     largest = largest_tensor_bytes(spec)
     sizes = SyncSizes(

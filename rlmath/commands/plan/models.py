@@ -31,11 +31,8 @@ SHAPE_FLAGS = {
 
 
 def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[str, ModelSpec]:
-    """Name or path, and spec, of the model that the command line asks for.
-
-    Raises:
-        UserError: There is no such model, a size is missing, or the actor has no such architecture.
-    """
+    """Name or path, and spec, of the model that the command line asks for. Raises UserError: there
+    is no such model, a size is missing, or the actor has no such architecture."""
     given = {flag: getattr(arguments, flag[2:].replace("-", "_")) for flag in SHAPE_FLAGS}
     if model is None:
         missing = [flag for flag, value in given.items() if value is None]
@@ -59,11 +56,8 @@ def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[s
 
 
 def read_named_model(name: str) -> tuple[str, ModelSpec]:
-    """Name or path, and spec, of a published model, a preset, a folder or its config.json.
-
-    Raises:
-        UserError: There is no such model, or the actor has no such architecture.
-    """
+    """Name or path, and spec, of a published model, a preset, a folder or its config.json. Raises
+    UserError: there is no such model, or the actor has no such architecture."""
     path = Path(name)
     if path.name == "config.json":
         path = path.parent

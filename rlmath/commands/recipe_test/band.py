@@ -101,21 +101,3 @@ def read_band(path: Path | None) -> Band | None:
 
 def write_band(path: Path, band: Band) -> None:
     path.write_text(json.dumps(dataclasses.asdict(band)) + "\n", encoding="utf-8")
-
-
-def table(folders: Sequence[Path]) -> str:
-    """All bands below folders with groups, as the table of docs/records/recipe_bands.md."""
-    rows = [
-        "| | learning rate factor | reward of step 1 | measured | band |",
-        "|---|---|---|---|---|",
-    ]
-    for folder in folders:
-        for file in sorted(folder.glob("*/*.band.json")):
-            band = read_band(file)
-            assert band is not None
-            name, ends = file.name.removesuffix(".band.json"), map("{:.3f}".format, band.measured)
-            rows.append(
-                f"| `{name}` | {band.lr_factor:g} | {band.start:.3f} | {', '.join(ends)} | "
-                f"{band.low:.3f} to {band.high:.3f} |"
-            )
-    return "\n".join(rows)

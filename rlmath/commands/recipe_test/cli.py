@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="store the band of the reward beside the recipe, at the learning rate of a stored one",
     )
-    add("--bands", action="store_true", help="print all stored bands as a table and exit")
     add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
     add("--config-dir", metavar="DIR", help="folder with your own config groups")
 
@@ -38,11 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Test a recipe, or a plug-in. Returns 0 when everything that was asked holds, else 1. Raises
     UserError: settings that cannot work."""
-    if arguments.bands:
-        from rlmath.commands.recipe_test.band import table
-
-        print(table(_folders(arguments)))
-        return 0
     if arguments.settings[:1] == ["plugin"]:
         from rlmath.commands.plugin_test import cli as plugin_test
 

@@ -33,11 +33,8 @@ CPU_ADAPTERS = "rlmath.engines.patches.cpu_adapters.OneAdapter"
 
 
 def require_plugin() -> None:
-    """Check that vLLM will find ``register``.
-
-    Raises:
-        RuntimeError: It will not, so its models would be computed otherwise than the actor's.
-    """
+    """Check that vLLM will find ``register``. Raises RuntimeError: it will not, so its models would
+    be computed otherwise than the actor's."""
     if "rlmath" not in importlib.metadata.entry_points(group="vllm.general_plugins").names:
         raise RuntimeError(
             "vLLM does not find rlmath's plugin: rlmath is on Python's path without being "
