@@ -34,17 +34,12 @@ class Whole(Enum):
 
 @dataclass(frozen=True)
 class AggregationTraits:
-    """Properties of an aggregation.
+    """Properties of an aggregation."""
 
-    Attributes:
-        whole: Quantity of the whole minibatch that divides its weights: the unmasked tokens, or
-            the sequences or groups that have any. Otherwise a sequence's weight depends only on
-            its group.
-        needs_length: Divides by ``algorithm.aggregation_constant_tokens``.
-    """
-
+    # Quantity of the whole minibatch that divides its weights: the unmasked tokens, or the
+    # sequences or groups that have any. Otherwise a sequence's weight depends only on its group.
     whole: Whole = Whole.sequences
-    needs_length: bool = False
+    needs_length: bool = False  # Divides by algorithm.aggregation_constant_tokens.
 
 
 AGGREGATIONS: Registry[_Kind, AggregationTraits] = Registry(

@@ -39,31 +39,20 @@ from rlmath.utils.setting import Options, setting
 
 @dataclass(frozen=True)
 class LogRatios:
-    """``log w`` of whole sequences, in nats, float64; 0 at masked tokens.
+    """``log w`` of whole sequences, in nats, float64; 0 at masked tokens."""
 
-    Attributes:
-        tokens: ``[R]``, per token.
-        sums: ``[R]``, sum over the unmasked tokens of a token's sequence: ``log W``.
-        means: ``[R]``, their mean: ``log G``.
-    """
-
-    tokens: Tensor
-    sums: Tensor
-    means: Tensor
+    tokens: Tensor  # [R], per token.
+    sums: Tensor  # [R], sum over the unmasked tokens of a token's sequence: log W.
+    means: Tensor  # [R], their mean: log G.
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """Token weights of a correction.
+    """Token weights of a correction."""
 
-    Attributes:
-        weights: ``[R]`` float64.
-        kept: ``[R]`` bool; the other tokens get 0. ``None``: all are kept.
-        truncated: ``[R]`` bool, tokens whose weight was clipped to the upper bound; ``None``: none.
-    """
-
-    weights: Tensor
-    kept: Tensor | None = None
+    weights: Tensor  # [R] float64.
+    kept: Tensor | None = None  # [R] bool; the other tokens get 0. None: all are kept.
+    # [R] bool, tokens whose weight was clipped to the upper bound; None: none.
     truncated: Tensor | None = None
 
 
@@ -76,15 +65,10 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """Properties of a correction.
+    """Properties of a correction."""
 
-    Attributes:
-        low: Its default lower bound; ``None``: no bound.
-        high: Its default upper bound.
-    """
-
-    low: float | None = None
-    high: float | None = None
+    low: float | None = None  # Its default lower bound; None: no bound.
+    high: float | None = None  # Its default upper bound.
 
 
 # (log-ratios, bounds, options) -> weights, before the veto
@@ -190,17 +174,11 @@ class CorrectionConfig:
 
 @dataclass(frozen=True)
 class LagTotals:
-    """Effect of a correction on the tokens of one lag. Totals of several ranks add up.
+    """Effect of a correction on the tokens of one lag. Totals of several ranks add up."""
 
-    Attributes:
-        tokens: Unmasked tokens.
-        rejected: Unmasked tokens with weight 0.
-        truncated: Tokens whose weight was clipped to the upper bound.
-    """
-
-    tokens: int = 0
-    rejected: int = 0
-    truncated: int = 0
+    tokens: int = 0  # Unmasked tokens.
+    rejected: int = 0  # Unmasked tokens with weight 0.
+    truncated: int = 0  # Tokens whose weight was clipped to the upper bound.
 
     def __add__(self, other: LagTotals) -> LagTotals:
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -209,24 +187,15 @@ class LagTotals:
 
 @dataclass(frozen=True)
 class CorrectionTotals:
-    """Effect of a correction. Totals of several ranks add up.
+    """Effect of a correction. Totals of several ranks add up."""
 
-    Attributes:
-        tokens: Unmasked tokens.
-        sequences: Sequences with unmasked tokens.
-        rejected: Unmasked tokens with weight 0.
-        vetoed: Sequences excluded by ``veto_below``.
-        truncated: Tokens whose weight was clipped to the upper bound.
-        weight: Sum of the weights.
-        by_lag: Totals by the age of the weights that sampled the tokens; empty if lags are unknown.
-    """
-
-    tokens: int
-    sequences: int
-    rejected: int
-    vetoed: int
-    truncated: int
-    weight: float
+    tokens: int  # Unmasked tokens.
+    sequences: int  # Sequences with unmasked tokens.
+    rejected: int  # Unmasked tokens with weight 0.
+    vetoed: int  # Sequences excluded by veto_below.
+    truncated: int  # Tokens whose weight was clipped to the upper bound.
+    weight: float  # Sum of the weights.
+    # Totals by the age of the weights that sampled the tokens; empty if lags are unknown.
     by_lag: Mapping[int, LagTotals] = field(default_factory=dict)
 
     def __add__(self, other: CorrectionTotals) -> CorrectionTotals:
@@ -263,17 +232,11 @@ class CorrectionTotals:
 
 @dataclass(frozen=True)
 class Correction:
-    """Correction weights of a batch.
+    """Correction weights of a batch."""
 
-    Attributes:
-        weights: ``[R]``, in the log-probs' dtype, 0 at masked tokens.
-        kind: The kind used, with ``auto`` resolved.
-        totals: The effect.
-    """
-
-    weights: Tensor
-    kind: str
-    totals: CorrectionTotals
+    weights: Tensor  # [R], in the log-probs' dtype, 0 at masked tokens.
+    kind: str  # The kind used, with auto resolved.
+    totals: CorrectionTotals  # The effect.
 
 
 def choose(mismatch: Mismatch) -> tuple[str, str]:

@@ -15,30 +15,19 @@ from rlmath.utils.setting import OnlyWith, Options, setting
 
 @dataclass(frozen=True)
 class GroupScores:
-    """Scores of a group, the input of a filter.
+    """Scores of a group, the input of a filter."""
 
-    Attributes:
-        rewards: Rewards of the scored samples, at least one.
-        correct: Whether each sample is right; ``None`` where ungraded.
-    """
-
-    rewards: tuple[float, ...]
-    correct: tuple[bool | None, ...] = ()
+    rewards: tuple[float, ...]  # Rewards of the scored samples, at least one.
+    correct: tuple[bool | None, ...] = ()  # Whether each sample is right; None where ungraded.
 
 
 @dataclass(frozen=True)
 class FilterTraits:
-    """Properties of a filter.
+    """Properties of a filter."""
 
-    Attributes:
-        reason: Why it drops a group, for the ledger and ``sampling/dropped_<reason>``.
-        compares: Compares the samples of a group, and drops any group of one.
-        reads_correct: Uses which samples are right: a group in which nothing was graded is dropped
-            as unscored.
-    """
-
-    reason: str = "filtered"
-    compares: bool = False
+    reason: str = "filtered"  # Why it drops a group, for the ledger and sampling/dropped_<reason>.
+    compares: bool = False  # Compares the samples of a group, and drops any group of one.
+    # Uses which samples are right: a group in which nothing was graded is dropped as unscored.
     reads_correct: bool = False
 
 

@@ -40,12 +40,9 @@ KlEstimator = Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 @dataclass(frozen=True)
 class KlTraits:
-    """Properties of a KL estimator.
+    """Properties of a KL estimator."""
 
-    Attributes:
-        in_reward: As a cost in the reward, without gradient, its policy gradient is the KL's.
-    """
-
+    # As a cost in the reward, without gradient, its policy gradient is the KL's.
     in_reward: bool = False
 
 

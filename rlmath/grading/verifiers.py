@@ -20,13 +20,10 @@ Verifier = Callable[[str, str, Any], bool]
 
 @dataclass(frozen=True)
 class VerifierTraits:
-    """Properties of a verifier.
+    """Properties of a verifier."""
 
-    Attributes:
-        whole_response: It is given the whole response, and not the answer that rlmath finds in it
-            (in a box, or where ``reward.fallback`` says).
-    """
-
+    # It is given the whole response, and not the answer that rlmath finds in it (in a box, or where
+    # reward.fallback says).
     whole_response: bool = False
 
 
