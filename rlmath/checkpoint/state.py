@@ -94,7 +94,7 @@ class PendingSave:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         if in_background:
-            # It alone keeps the copies, which are free when it has written them.
+            # Only the thread refers to the copies, so they are freed once written.
             self._thread = threading.Thread(
                 target=self._run, args=(write,), name="checkpoint", daemon=True
             )
@@ -129,8 +129,8 @@ class PendingSave:
 
 
 def check_saveable(model: Saveable) -> None:
-    """Describe the weights as a save does, so that a run does not train to its first checkpoint to
-    learn that it cannot be saved. Collective over all ranks.
+    """Describe the weights as a save does, so that a model that cannot be saved fails at the start
+    and not at its first checkpoint. Collective over all ranks.
 
     Raises:
         CheckpointingException: On rank 0: Megatron finds shards missing, or some twice.
@@ -161,7 +161,7 @@ def begin_saves(
 ) -> PendingSave:
     """Copy what is to be saved, and write it while training continues; collective over all ranks.
 
-    Takes the size of the rank's part of the checkpoint in host memory until it is written. All
+    Takes host memory of the size of the rank's part of the checkpoint until it is written. All
     models are copied before this returns, so they are of the same step, and are written one after
     the other, each by a child process. The checkpoint may be committed when
     :meth:`PendingSave.wait` has returned on every rank.
@@ -266,7 +266,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         saved.update(_read_about(target))
         _check_same(state, saved, target)
         check_index(target)
-        # The driver has compared the files on its node; ranks share those that they read.
+        # The driver has verified the files on its node; the ranks divide those that they read.
         if (target.parent / MANIFEST).is_file():
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
 
@@ -349,7 +349,7 @@ def _set_weights(state: ModelState, chunk: Any, weights: dict[str, Any]) -> None
 
 
 def _split_writing(sharded: Any) -> None:
-    """Let each data-parallel rank, which hold the same tensors, write a part of them."""
+    """Let each data-parallel rank write a part of the tensors that all of them hold."""
     from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.exchange_utils import (
         determine_main_replica_uniform_distribution,
@@ -382,7 +382,7 @@ def _copy_to_host(sharded: Any) -> ChildWriter:
 
 
 def _about(state: ModelState) -> dict[str, Any]:
-    """Properties that have to be equal for a load, and the layout, which need not be."""
+    """Properties that must match for a load, and the layout, which may differ."""
     return {
         "shape": _as_json(state.spec),
         "dtype": state.dtype,
@@ -395,7 +395,7 @@ def _about(state: ModelState) -> dict[str, Any]:
 
 
 def _as_json(described: Any) -> Any:
-    """A dataclass as it is when it is read again: a list for a tuple."""
+    """A dataclass as JSON returns it, with lists for tuples."""
     return json.loads(json.dumps(dataclasses.asdict(described)))
 
 

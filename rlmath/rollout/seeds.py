@@ -46,7 +46,7 @@ def requests_for(
     step: int,
     wants_routes: bool = False,
 ) -> list[Request]:
-    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
+    """Requests for ``samples`` completions of each problem, in the order of problems."""
     return [
         Request(
             problem_id=problem.id,

@@ -17,7 +17,7 @@ from rlmath.commands.plan.request import PlanRequest, overrides
 from rlmath.commands.plan.time import Work, with_calls_s
 from rlmath.model.spec import ModelSpec
 
-# A longer step than this is hardly meant.
+# A step longer than this is probably unintended.
 LONG_STEP_S = 3600.0
 
 
