@@ -73,7 +73,7 @@ class ActorGroup:
             do not.
 
     Attributes:
-        changed: Whether an update has begun; reset by whoever records that its step is done.
+        changed: Whether an update has begun; the loop resets it when the step is recorded.
     """
 
     def __init__(
@@ -303,11 +303,11 @@ class ActorGroup:
         self._all("begin_checkpoint" if in_background else "save_checkpoint", str(folder))
 
     def checkpoint_written(self) -> bool:
-        """Whether all ranks have written what ``save_checkpoint`` began."""
+        """Whether all ranks have written the checkpoint that ``save_checkpoint`` began."""
         return all(self._all("checkpoint_written"))
 
     def finish_checkpoint(self) -> None:
-        """Wait for what ``save_checkpoint`` began.
+        """Wait for the checkpoint that ``save_checkpoint`` began.
 
         Raises:
             DiskFull: It could not be written.

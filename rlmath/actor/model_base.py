@@ -1,6 +1,6 @@
 """Base of the models that a rank trains: the policy and the value model.
 
-What a rank does follows from its place in the layout and from its shard of the step
+A rank's work follows from its place in the layout and from its shard of the step
 (``rlmath.batching.shards``), which is assigned before: the ranks need not agree on anything.
 """
 
@@ -215,7 +215,7 @@ class RankModel:
         self.device_state.load("parameters")
 
     def begin_release(self, empty_cache: Callable[[], None]) -> None:
-        """Free the gradients, and begin the copies of what :meth:`release` takes off the device.
+        """Free the gradients, and begin to copy the tensors that :meth:`release` offloads.
         Nothing may change until then without loading it.
 
         Args:

@@ -32,7 +32,7 @@ class SequenceRows:
     Attributes:
         own: Number of rows of this sequence, after those of the previous sequence.
         shared: Number of preceding tokens, which are in rows of an earlier sequence.
-        shared_start: First of those rows.
+        shared_start: First of the shared rows.
     """
 
     own: int

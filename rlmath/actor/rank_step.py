@@ -110,7 +110,7 @@ class ValueResult:
         minibatches: Metrics of each minibatch.
         moments: Moments of values and returns before the update.
         fingerprints: Fingerprint of each tensor of the value model after the update.
-        unchanged: The tensors that are as they were.
+        unchanged: The tensors that did not change.
         step_findings: See ``UpdateResult``.
     """
 

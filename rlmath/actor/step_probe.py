@@ -39,7 +39,7 @@ GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
 
 
 class StepFinding(NamedTuple):
-    """The worst of what a rank's probe found; all 0: nothing.
+    """Worst finding of a rank's probe; all 0: none.
 
     Attributes:
         kind: Index into ``FINDINGS``.
@@ -104,7 +104,7 @@ def adam_step(
 def judge_step(
     before: AdamState, after: AdamState, settings: OptimizerConfig, lr: float, clip: float
 ) -> StepFinding:
-    """Whether ``after`` is what Adam makes of ``before``.
+    """Whether Adam turns ``before`` into ``after``.
 
     Weights and moments are float32: a weight is off by its own rounding, and a moment by a few
     roundings of itself and of what was added up.
@@ -123,7 +123,7 @@ def judge_step(
 
 
 def judge_rest(left: AdamState, now: AdamState) -> StepFinding:
-    """Whether a step finds what the last one left."""
+    """Whether a step starts from the state that the last one left."""
     none = torch.zeros_like(left.first)
     return _worst(
         (
@@ -177,7 +177,7 @@ class StepProbe:
 
     @torch.no_grad()
     def after(self, lr: float, norm: float) -> StepFinding:
-        """The step is taken.
+        """Compare the state after the step.
 
         Args:
             lr: Learning rate of the step's plan.

@@ -101,7 +101,7 @@ class Stops:
         # The store ends with rank 0, which raises an error.
         with contextlib.suppress(Exception):
             while not store.check([_ASKED]):
-                with contextlib.suppress(DistStoreError):  # Nobody has asked during the timeout.
+                with contextlib.suppress(DistStoreError):  # No request within the timeout.
                     store.wait([_ASKED], _LONG)
             with self._changed:
                 self._is_held = True

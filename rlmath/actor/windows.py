@@ -24,7 +24,7 @@ def window_settings(spec: ModelSpec, max_sequence_length: int) -> dict[str, Any]
 
 
 def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
-    """Give each layer's attention the scale of its rotary embedding, of which Megatron has only one
+    """Give each layer's attention the scale of its rotary embedding; Megatron has only one scale
     for all layers (see :func:`softmax_scale`).
 
     Args:

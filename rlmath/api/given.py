@@ -253,7 +253,7 @@ class _Copies:
 
 
 def _has_place(rows: Any) -> bool:
-    """Whether rows can be taken as they are needed, and again after a resume."""
+    """Whether rows can be read on demand, and again after a resume."""
     return all(callable(getattr(rows, name, None)) for name in ("state_dict", "load_state_dict"))
 
 

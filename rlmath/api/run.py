@@ -257,7 +257,7 @@ class Run:
         def careful(training: Training) -> tuple[Any, UserError | None]:
             try:
                 return ask(training), None
-            except UserError as error:  # It is the question's; the run is as it was.
+            except UserError as error:  # An error of the request; the run is unchanged.
                 return None, error
 
         event = None

@@ -38,7 +38,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor in shared memory: where it begins, in bytes, and how it lies there."""
+    """A tensor in shared memory: its first byte, shape and strides."""
 
     offset_bytes: int
     shape: tuple[int, ...]
@@ -136,7 +136,7 @@ class ChildWriter:
         theirs.close()
 
     def write(self, folder: Path, plan: Any, planner: Any) -> list[Any]:
-        """Write what a rank's plan of torch's distributed format says, and end the process.
+        """Write the files of a rank's plan of torch's distributed format, and end the process.
 
         Args:
             planner: All its tensors are in ``memory``, and do not change meanwhile.

@@ -18,7 +18,7 @@ GATHER_BUFFER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class CheckpointBytes:
-    """Bytes of one rank beside what training holds.
+    """Bytes of one rank in addition to training.
 
     Attributes:
         gpu_bytes: While its part is gathered, a few seconds; none while it is written.

@@ -77,7 +77,7 @@ def mirroring(
         raise MirrorIncomplete(problem)
 
 
-# A checkpoint's folder, relative to the run's, and what tells it from another of the same step.
+# A checkpoint's folder, relative to the run's, and an id that is unique among one step's.
 _Checkpoints = dict[str, tuple[int, int]]
 
 
@@ -101,7 +101,7 @@ class Mirror:
         self._thread.start()
 
     def close(self, wait_s: float) -> str:
-        """Upload what is left, and end.
+        """Upload the remaining files, and end.
 
         Returns:
             The files that the remote folder lacks, and why; empty: none.
@@ -174,7 +174,7 @@ class Mirror:
             if name is None:
                 break
             self._problem = f"{name} is not uploaded"
-            # The metrics of its steps are there when it is: whoever resumes needs both.
+            # The metrics of its steps come first: a resume needs both.
             self._claim.check()
             files.upload()
             self._upload(name, local[name])
@@ -183,7 +183,7 @@ class Mirror:
             files.upload()
 
     def _learn(self) -> RunFiles:
-        """Read what earlier starts uploaded."""
+        """Read the records of earlier starts' uploads."""
         shutil.rmtree(self._run_dir / OWN_FOLDER / "checkpoint", ignore_errors=True)
         local = self._local()
         for folder in FOLDERS:

@@ -30,7 +30,7 @@ def sharded_reference(module: Any, reference: list[Tensor]) -> dict[str, Any]:
 
 
 def load_reference(module: Any, reference: list[Tensor], loaded: dict[str, Tensor]) -> None:
-    """Set the reference to what was loaded.
+    """Set the reference to the loaded weights.
 
     Raises:
         BrokenCheckpoint: A weight is missing.

@@ -1,6 +1,6 @@
 """The ranks' side: save a model so that training can resume, in this layout or another.
 
-Every rank calls the same function with the same arguments. What is saved: weights, float32 main
+Every rank calls the same function with the same arguments. A checkpoint has weights, float32 main
 parameters and Adam's moments (in the shape of the parameters, so that another tensor, pipeline or
 data parallelism can reshard them), the step of the schedule, and each rank's random streams.
 """
@@ -159,7 +159,7 @@ def begin_save(
 def begin_saves(
     models: Mapping[str, Saveable], folder: str | Path, in_background: bool = True
 ) -> PendingSave:
-    """Copy what is to be saved, and write it while training continues; collective over all ranks.
+    """Copy the state, and write it while training continues; collective over all ranks.
 
     Takes host memory of the size of the rank's part of the checkpoint until it is written. All
     models are copied before this returns, so they are of the same step, and are written one after

@@ -69,7 +69,7 @@ class Checkpoint:
 
     Attributes:
         driver_state: As given to :meth:`CheckpointStore.commit`, like ``metrics``.
-        skipped: Newer ones that are incomplete, and what a killed process left.
+        skipped: Newer incomplete ones, and leftovers of a killed process.
     """
 
     path: Path
@@ -155,7 +155,7 @@ class CheckpointStore:
             self._delete(replaced)
 
     def abandon(self, step: int) -> None:
-        """Remove what :meth:`begin` gave, after a failure of the ranks."""
+        """Remove the folder of :meth:`begin`, after a failure of the ranks."""
         shutil.rmtree(self._partial(step), ignore_errors=True)
 
     # -- finding --------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class CheckpointStore:
         return sorted(int(m.group(1)) for m in matches if m)
 
     def newest_complete(self) -> Newest:
-        """The newest checkpoint all of whose files are what was written.
+        """The newest checkpoint whose files are all intact.
 
         Changes nothing, so others may call it while a run is active.
         """
@@ -195,7 +195,7 @@ class CheckpointStore:
     def resume(
         self, how: str, check: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """Checkpoint that ``runner.resume`` asks for, after cleaning what a killed process left.
+        """Checkpoint that ``runner.resume`` asks for, after cleaning up after a killed process.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
         moved to a folder beside this one, so that a later ``auto`` does not resume from them.
@@ -237,7 +237,7 @@ class CheckpointStore:
     # -- clearing up ----------------------------------------------------------------------------
 
     def clean_leftovers(self) -> list[Skipped]:
-        """Remove or undo what a killed process left; returns what it was."""
+        """Clean up after a killed process; returns what was found."""
         found: list[Skipped] = []
         if not self.folder.is_dir():
             return found
@@ -271,7 +271,7 @@ class CheckpointStore:
         while (aside := Path(f"{self.folder}_set_aside_{number}")).exists():
             number += 1
         aside.mkdir()
-        # Newest first: stopped in between, what is left is still a run's beginning.
+        # Newest first: if stopped in between, the remaining ones are still a run's beginning.
         for step in reversed(steps):
             self.path(step).rename(aside / self.path(step).name)
         log.info("moved checkpoints of steps %s to %s", steps, aside)

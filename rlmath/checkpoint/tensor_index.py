@@ -1,4 +1,4 @@
-"""Reads the index of a checkpoint's tensors without executing what may be in it.
+"""Reads the index of a checkpoint's tensors without executing code in it.
 
 torch writes the index with pickle and reads it so, and reads objects that are no tensors with
 pickle as well. A checkpoint may come from someone else, so both are ruled out before torch reads.
@@ -44,7 +44,7 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def check_index(folder: Path) -> None:
-    """Refuse an index that names anything but tensors and what describes them.
+    """Refuse an index that names anything but tensors and their descriptions.
 
     Raises:
         BrokenCheckpoint: With the name that was refused, or why the index cannot be read.

@@ -45,7 +45,7 @@ _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 
 @dataclass(frozen=True)
 class _Loop:
-    """Location of what a command continues from, in the run's folder."""
+    """Place in the run's folder that a command continues from."""
 
     config_file: str
     checkpoints: str

@@ -1,4 +1,4 @@
-"""Checks of what is on the disk and in the machine: model, data, run folder, memory, space."""
+"""Checks of disk and machine: model, data, run folder, memory, space."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def _teacher_memory(config: Config, layout: RunLayout) -> list[tuple[str, int]]:
     try:
         parameters = read_model_spec(teacher.path).num_parameters
     except ModelError:
-        return []  # Said by the check of the teacher's folder.
+        return []  # The check of the teacher's folder reports it.
     value_bytes = 4 if (teacher.dtype or config.model.dtype) is DType.float32 else 2
     engines, ranks = layout.teacher_engines, layout.teacher_ranks
     return [

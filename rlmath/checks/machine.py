@@ -59,7 +59,7 @@ class Machine:
         return shutil.disk_usage(existing_parent(path)).free
 
     def with_gpus(self, count: int) -> Machine:
-        """This machine as if it had ``count`` GPUs and what they need: to check settings for
+        """This machine as if it had ``count`` GPUs with their software: to check settings for
         another one."""
         return dataclasses.replace(
             self,

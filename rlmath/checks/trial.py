@@ -151,7 +151,7 @@ def _local(paths: Sequence[str]) -> list[str]:
 
 
 def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], list[str]]:
-    """Rows read as the run reads them, and lines that say what became of them.
+    """Rows read like the run reads them, and lines about the result.
 
     Raises:
         UserError: As the run would say it of these rows.

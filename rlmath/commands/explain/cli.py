@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the change is made of. Returns the exit code.
+    """Print the causes of the change. Returns the exit code.
 
     Raises:
         UserError: There is no run, or a window has no samples.

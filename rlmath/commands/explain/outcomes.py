@@ -1,4 +1,4 @@
-"""The samples of a window of steps, reduced to what a mean depends on."""
+"""The samples of a window of steps, reduced to the inputs of a mean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Outcome:
 
     Attributes:
         address: ``STEP/PROBLEM/INDEX``.
-        group: Step and problem: what is drawn at once.
+        group: Step and problem, the unit of resampling.
         correct: ``None`` where there is no verdict.
         reward: ``None`` where nothing could score it.
         parts: The reward's weighted components by name; they add up to it.
@@ -83,7 +83,7 @@ def reward_parts(row: Row, settings: Mapping[str, Any]) -> dict[str, float]:
 
     Args:
         row: A sample that has a reward.
-        settings: In force when it was sampled, nested as in YAML.
+        settings: Settings when it was sampled, nested as in YAML.
     """
     total, rewards = float(row["reward"]), row.get("rewards") or {}
     items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []

@@ -83,7 +83,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Moved:
-    """A group of the later window and what it adds to the change.
+    """A group of the later window and its contribution to the change.
 
     Attributes:
         addresses: ``STEP/PROBLEM/INDEX`` of its samples.
@@ -102,7 +102,7 @@ class Explanation:
 
     Attributes:
         samples: Samples that count in each window.
-        shared_samples: Share of all samples that are of those.
+        shared_samples: Share of all samples that belong to these problems.
         causes: Largest first; the shares add up to ``after - before``.
         moved: Groups that moved the mean most in the direction of the change.
         difficulty: Where no problem was sampled in both windows: shares of both windows' groups by

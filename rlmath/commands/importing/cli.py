@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the experiment, and print what has no counterpart and what differs.
+    """Write the experiment, and print settings without a counterpart and differences.
 
     Raises:
         UserError: The file cannot be read, or the experiment is there already.

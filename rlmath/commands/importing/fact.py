@@ -1,4 +1,4 @@
-"""One row of a framework's table: a setting of theirs, and what it is here.
+"""One row of a framework's table: its setting, and the counterpart here.
 
 The tables are the single source of ``rlmath import`` and of ``docs/coming_from.md``.
 """
@@ -37,7 +37,7 @@ class Fact:
         convert: Settings here, from all of theirs; given what a value alone does not say.
         note: For the page, and what to do where there is no counterpart. A function is also called
             to say how the meaning differs in a run; its docstring is for the page.
-        harmless: Without a counterpart, and without an effect on what is learned.
+        harmless: Has no counterpart and no effect on learning.
     """
 
     theirs: str
@@ -73,7 +73,7 @@ class Framework:
 
 
 def when(text: str, condition: Callable[[Given], bool]) -> Callable[[Given], str]:
-    """A note that is said where the condition holds."""
+    """A note that is printed if the condition holds."""
 
     def note(given: Given) -> str:
         return text if condition(given) else ""

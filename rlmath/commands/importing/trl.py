@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig (1.16) and what it is here."""
+"""TRL's GRPOConfig (1.16) and its counterparts."""
 
 from __future__ import annotations
 

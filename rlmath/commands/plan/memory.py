@@ -355,10 +355,10 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
 def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) -> int:
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
-    ``rlmath.engines.transport`` bounds it as if each piece were as large as the largest tensor. Here
-    each bucket counts with its size: while vLLM reads one, the next is gathered, with its messages
-    if several ranks share the model. vLLM's buffer has the size of the largest bucket, and vLLM
-    keeps the last tensor.
+    ``rlmath.engines.transport`` bounds it as if each piece were as large as the largest tensor.
+    Here each bucket counts with its size: while vLLM reads one, the next is gathered, with its
+    messages if several ranks share the model. vLLM's buffer has the size of the largest bucket, and
+    vLLM keeps the last tensor.
     """
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
