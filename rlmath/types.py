@@ -37,9 +37,9 @@ class Problem:
     Attributes:
         id: Stable over runs: the data file's name and the row in it.
         prompt: The text that the engine continues, with any chat markers already in it.
-        prompt_token_ids: ``prompt`` as tokens; what the engine and the actor both read.
+        prompt_token_ids: ``prompt`` as tokens, which engine and actor read.
         answers: Accepted answers; any of them is right.
-        columns: All fields of the data row as they are, for rewards that want them.
+        columns: All fields of the data row, unchanged, for rewards that take them.
         messages: The chat messages that ``prompt`` was rendered from, for rewards that want them;
             ``None``: without a chat template.
     """
@@ -112,7 +112,7 @@ class Sample:
 
     @property
     def awaits_observation(self) -> bool:
-        """Whether the model has ended its turn, and what answers it is not there."""
+        """Whether the model has ended its turn and no answer follows yet."""
         kind, start = self.segments[-1]
         return kind != "model" and start == len(self.token_ids)
 
@@ -212,7 +212,7 @@ class GradedSample:
             grader looked.
         untabled: Whether the grader saw the box alone, as the text beside it is in a language
             that has no table of words.
-        repetition: ``None`` where nobody looked.
+        repetition: ``None`` if not measured.
     """
 
     sample: Sample
@@ -253,7 +253,7 @@ class TrainingBatch:
         policy_factors: ``[R]`` float32, factors of the tokens' weights in the policy term alone
             (mismatch correction, top entropy), not in the KL and entropy terms; ``None``: 1 each.
         values: ``[R]`` float32, of the value model before each token; ``None``: there is none.
-        returns: ``[R]`` float32, what the value model learns.
+        returns: ``[R]`` float32, the targets of the value model.
         token_ages: ``[R]`` uint8, how many weights versions older than those of its sequence's last
             token the weights that sampled it are; ``None``: 0 each, no sequence has two versions.
         teacher_log_probs: ``[R]`` float32, of a teacher at temperature 1; ``None``: there is none.
@@ -306,7 +306,7 @@ class TrainingBatch:
         return _true_counts(self.model_mask, self.response_lengths)
 
     def part(self, first: int, count: int) -> TrainingBatch:
-        """``count`` sequences that lie side by side; shares this batch's memory."""
+        """``count`` adjacent sequences; shares this batch's memory."""
         of_tokens, of_responses = (
             slice(int(lengths[:first].sum()), int(lengths[: first + count].sum()))
             for lengths in (self.sequence_lengths, self.response_lengths)

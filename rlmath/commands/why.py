@@ -1,4 +1,4 @@
-"""``rlmath why RUN STEP/PROBLEM/INDEX``: what a run has recorded of one sample."""
+"""``rlmath why RUN STEP/PROBLEM/INDEX``: the records of one sample."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is recorded of a sample. Returns the exit code.
+    """Print the records of a sample. Returns the exit code.
 
     Raises:
         UserError: The run, the step or the sample is not there.

@@ -93,7 +93,7 @@ class Batch:
 
 
 def resolve_layout(config: Config, device: Device) -> RunLayout:
-    """Fill in what the settings leave to the machine: data parallelism and number of engines.
+    """Fill in settings that are left to the machine: data parallelism and number of engines.
 
     Raises:
         ConfigError: The accelerators do not divide so, or are too few.

@@ -70,7 +70,7 @@ class Benchmark:
 
     Attributes:
         paths: Files with its problems.
-        plugin: Name in ``BENCHMARKS`` of what returns its rows; ``None``: they are in files.
+        plugin: Name in ``BENCHMARKS`` of the function for its rows; ``None``: rows are in files.
         max_problems: Maximum number, the first ones; ``None``: all.
         tools: Whether the model uses ``rollout.tools`` and ``rollout.environment``.
     """

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what a run prints and saves."""
+"""Keeps secrets out of all output of a run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def load_problems(
         needs_box: Whether answers count only in a box.
 
     Returns:
-        The problems, and what became of the rows. ``Problem.columns`` has every field of the row
+        The problems, and the report on the rows. ``Problem.columns`` has every field of the row
         as it is in the file.
 
     Raises:
@@ -185,7 +185,7 @@ def _within_limits(
     skipped: list[str],
     limit: int | None,
 ) -> tuple[list[Draft], list[tuple[int, ...]], LoadReport]:
-    """Tokenize, and leave out what is too long or too many."""
+    """Tokenize, and drop rows that are too long or beyond the limit."""
     tokens = Encoder(tokenizer).encode(
         [draft.prompt for draft in drafts], add_first_tokens=not settings.apply_chat_template
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = "PreTrainedTokenizerBase | LightTokenizer | EnvironmentTokenizer"
 
 _TEXTS_PER_CALL = 8192
-# Between a problem and what an environment adds to it.
+# Between a problem and the text that an environment adds.
 OPENING_GLUE = "\n\n"
 _NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
@@ -50,7 +50,7 @@ class EnvironmentTokenizer:
         tokenizer: The model's.
         template: In place of its chat template.
         tools: Schemas of tools that the template lists.
-        opening: Returns what the environment adds to the problem of a row, if anything.
+        opening: Returns the text that the environment adds to the problem of a row, if any.
 
     Attributes:
         tool_names: Names of the tools.

@@ -52,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def finish_weight_update(self, version: int) -> None:
-        """Put the new weights in force, and clear caches of the old ones."""
+        """Activate the new weights, and clear caches of the old ones."""
         ...
 
     def weights_version(self) -> int:

@@ -35,7 +35,7 @@ class RunningRequest:
             self.spans.append((version, len(self.token_ids)))
 
     def take(self, output: Any, version: int) -> int:
-        """Add what vLLM's engine core returned for it.
+        """Add the tokens that vLLM's engine core returned for it.
 
         Args:
             output: vLLM's ``EngineCoreOutput``.

@@ -119,7 +119,7 @@ class UserClass:
         return said
 
     def call(self, what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call what the model has nothing to do with, within the limits.
+        """Call a method of the instance that is no tool, within the limits.
 
         Raises:
             InfrastructureError: It raised an error, or did not return.
@@ -148,7 +148,7 @@ class UserClass:
         return found
 
     def close(self, instance: Any) -> None:
-        """Let an instance release what it holds; an error of it is logged."""
+        """Close an instance; its errors are logged."""
         try:
             self._close(instance)
         except InfrastructureError as error:

@@ -31,7 +31,7 @@ class ToolSession(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what the sample holds."""
+        """Release resources of the sample."""
 
 
 class Tool(ABC):

@@ -30,7 +30,7 @@ def rows_of(benchmark: Benchmark) -> Iterable[Row]:
     """The rows of its files, or those that its plug-in returns.
 
     Raises:
-        UserError: A file cannot be read, or what the plug-in returns are no rows.
+        UserError: A file cannot be read, or the plug-in returns no rows.
     """
     if benchmark.plugin is None:
         return read_rows(benchmark.paths)
@@ -40,7 +40,7 @@ def rows_of(benchmark: Benchmark) -> Iterable[Row]:
 
 
 def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
-    """Read ``data.eval_paths`` and ``eval.benchmarks``, and log what became of their rows.
+    """Read ``data.eval_paths`` and ``eval.benchmarks``, and log the report on their rows.
 
     Raises:
         UserError: As :func:`rlmath.data.load_problems`.

@@ -185,7 +185,7 @@ def _action(settings: CollapseConfig, name: str) -> CollapseAction:
 def act(
     alarms: Sequence[Alarm], note: Callable[[int, str, str, str], None], warn: Callable[[str], None]
 ) -> None:
-    """Do what the alarms of a step ask for, the gravest at the end.
+    """Act on the alarms of a step, the most severe last.
 
     Args:
         note: Writes to ``decisions.jsonl``.

@@ -52,7 +52,7 @@ def _umask() -> int:
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; what is damaged, or cut off at the end, is left out."""
+    """The objects of a file of JSON lines; damaged lines are left out."""
     if path.is_file():
         yield from filter(None, map(json_object, path.read_bytes().split(b"\n")))
 

@@ -27,7 +27,7 @@ from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter
 from rlmath.types import Group
 
 WARNINGS_FILE = "warnings.jsonl"
-# Steps between two looks at what their files take.
+# Steps between two measurements of the size of their files.
 _LOOK_AT_SIZES_EVERY = 100
 
 
@@ -174,7 +174,7 @@ class Monitor:
             self.warn(f"not written: {error}")
 
     def close(self) -> None:
-        """End the thread once what it writes is written, and the process that wrote for it."""
+        """Finish writing, then end the thread and its process."""
         self._observers.close()
         self._thread.shutdown(wait=True)
         self._lines.close()
@@ -205,7 +205,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Between two steps the caller has the run: no phase, no time of a step, nothing to say."""
+        """Between two steps the caller has the run: no phase and no step is timed."""
         with self.phase.pause(), self._display.pause():
             yield
 

@@ -22,11 +22,11 @@ class PhaseObserver(Protocol):
         ...
 
     def end(self, phase: str, step: int, seconds: float) -> None:
-        """It is over after ``seconds``, phases within it included."""
+        """A phase ended after ``seconds``, nested phases included."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Called at the end of the run."""
         ...
 
 

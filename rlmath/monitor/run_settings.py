@@ -1,4 +1,4 @@
-"""The attempts that a run's folder notes, and the settings in force when. Read without torch."""
+"""The attempts in a run's folder, with their settings. Read without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlmath.monitor.files import json_objects
 
 CONFIG_FILE = "config.yaml"
 ATTEMPTS_FILE = "attempts.jsonl"
-# How the run was resumed is no part of what it computes.
+# The way of resuming does not change results.
 NOT_COMPARED = ("runner.resume", "runner.accept_changes")
 
 
@@ -88,7 +88,7 @@ def resume_steps(run_dir: Path) -> list[int]:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Changes of what both sides have."""
+    """Changes of settings that both sides have."""
     return [
         Change(key, before[key], now[key])
         for key in now

@@ -79,7 +79,7 @@ class PhaseTimer:
     def finish_step(self) -> dict[str, float]:
         """``timing/<phase>`` in seconds for each phase since the last call, and start over.
 
-        ``timing/step`` is the whole, ``timing/other`` what no phase claims.
+        ``timing/step`` is the whole, ``timing/other`` the time outside of phases.
 
         Raises:
             RuntimeError: A phase is still open.

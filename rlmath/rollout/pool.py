@@ -181,7 +181,7 @@ class RolloutPool:
         *,
         outlasts_engines: bool = False,
     ) -> Iterator[Sample]:
-        """Sample all requests; yields each sample once, as soon as it is there.
+        """Sample all requests; yields each sample once, as soon as it is finished.
 
         An engine is given requests whenever it has room, one by one, the least busy engine first
         (``generation.py``). A caller that stops early ends the unfinished requests.
@@ -392,7 +392,7 @@ class RolloutPool:
     def bring_up_started(
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
     ) -> list[tuple[int, EngineError]]:
-        """Give the weights in force to restarted engines.
+        """Send the current weights to restarted engines.
 
         Args:
             starting: The result of ``starting``.

@@ -219,7 +219,7 @@ def compare_weights(
     sent: Mapping[str, int] | None = None,
     part: WeightSlice | None = None,
 ) -> int:
-    """Compare what every engine holds with the actor's present weights.
+    """Compare every engine's weights with the actor's.
 
     Args:
         sender: The actor.

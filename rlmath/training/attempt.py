@@ -53,7 +53,7 @@ class Training:
     Attributes:
         parts: Parts of a step.
         done: Steps done before this start.
-        begins: A run begins: what the folder had of steps is of another one.
+        begins: A new run, to which earlier steps in the folder do not belong.
     """
 
     parts: StepParts
@@ -105,7 +105,7 @@ class _Begin:
 
     @property
     def own_step(self) -> int:
-        """The step up to which what the folder has of steps is of this run; 0: none, before a new
+        """Last step in the folder that belongs to this run; 0: none, before a new
         run or one that begins from another run's checkpoint, or from one that was set aside."""
         found = self.checkpoint
         return found.step if found and self.store.owns(found.path) else 0

@@ -1,4 +1,4 @@
-"""The gate: whether engine and actor are the same model, judged by what this model's rounding does.
+"""The gate: whether engine and actor are the same model, within the noise of its rounding.
 
 Two correct programs give log-probs that differ by rounding, and how much depends on the model: in
 bfloat16 the mean of exp|difference| of a healthy engine was 1.0002 for one model and 1.025 for
@@ -137,7 +137,7 @@ def measure_noise(
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
 
     Args:
-        quantized: And with what the engines have in FP8.
+        quantized: Noise with the FP8 parts of the engines in addition.
     """
     usual, _ = actor.log_probs(batch)
     noisy, _ = actor.log_probs(batch, "quantized_noise" if quantized else "noise", seed)

@@ -35,7 +35,7 @@ _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_pa
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A step as it was kept.
+    """A kept step.
 
     Attributes:
         kl_coef: KL coefficient of the step's update.
@@ -50,7 +50,7 @@ class KeptStep:
 
 
 class KeptBatches:
-    """Keeps what steps train on.
+    """Keeps the batches of steps.
 
     Args:
         folder: Made when there is something to write.
@@ -94,7 +94,7 @@ class KeptBatches:
         self._writing = self._thread.submit(self._write, step, header, batch)
 
     def close(self) -> None:
-        """Wait for what is being written, and end the thread."""
+        """Finish writing, and end the thread."""
         self._finish()
         self._thread.shutdown(wait=True)
 
@@ -110,7 +110,7 @@ class KeptBatches:
             _write_file(path, header, _of_sequences(batch), sequences)
             self._limit(path)
         except OSError as error:
-            # The run is worth more than what is kept of it.
+            # The run is worth more than its kept batches.
             self._warn(f"{path}: {error}; rlmath replay cannot redo this step")
 
     def _limit(self, newest: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a run keeps what its steps trained on; see ``kept_batches``. Read without torch."""
+"""Files of the batches that a run keeps; see ``kept_batches``. Read without torch."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from rlmath.validation.hooks import megatron_values
 if TYPE_CHECKING:
     from rlmath.training.opening import Running
 
-# From a sequence's first on: what a layer gives for each is brought to one process.
+# First tokens of a sequence to compare, since layer values of each go to one process.
 MAX_TOKENS = 128
-# Times what rounding makes of the largest difference of a value.
+# Multiple of the largest difference of a value that rounding makes.
 FACTOR = 6.0
 NOISE_SEED = 2**21
 

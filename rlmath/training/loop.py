@@ -1,6 +1,6 @@
 """The training loop: one step after another, evaluated, logged and saved.
 
-What a step does is in :mod:`rlmath.training.step`.
+A step is in :mod:`rlmath.training.step`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to what was asked between two steps."""
+    """Answer to a request between two steps."""
 
     value: Any
 
@@ -104,7 +104,7 @@ def train(config: Config, given: Config | None = None) -> Events:
     """One start of a run, to its end; see :func:`steps`.
 
     Args:
-        config: The settings in force.
+        config: The current settings.
         given: As the user gave them, before a restart changed some.
     """
     with (
@@ -144,7 +144,7 @@ def answer_between(training: Training, event: Opened | StepDone | Finished | Ans
 
 @contextlib.contextmanager
 def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
-    """Draw the curves of a run that does not come to its end, when it has saved what it can."""
+    """Draw the curves of a run that fails, after its last save."""
     try:
         yield
     except BaseException:
@@ -163,7 +163,7 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
     runner, every = training.config.runner, training.config.eval.every
     last = step == runner.steps
     save_due = last or bool(runner.save_every and step % runner.save_every == 0)
-    # The ranks collect what they save on the GPUs that sleeping engines have left to them.
+    # The ranks gather their state on GPUs that sleeping engines have freed.
     early = save_due and training.parts.run.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
     with profile_step(training.parts.run, training.monitor, step):

@@ -1,4 +1,4 @@
-"""The model card of a run: its recipe, data, results and settings, from what the run has left."""
+"""The model card of a run: recipe, data, results and settings, from its folder."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _FRONT_MATTER = (
 
 
 def model_card(run_dir: Path, step: int | None = None) -> str:
-    """The card: recipe, data, results, from what the run has left.
+    """The card: recipe, data, results, from the run folder.
 
     Args:
         run_dir: A training run's folder.
@@ -138,7 +138,7 @@ def _adapter_lines(run_dir: Path, step: int | None) -> list[str]:
 
 
 def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> list[str]:
-    """Settings in force before: each change of a setting, with the steps that it separates."""
+    """Earlier settings: each change of a setting, with the steps before and after it."""
     if not history:
         return []
     rows = [

@@ -72,7 +72,7 @@ class Running(RunningRanks):
 
     Attributes:
         sampling: Engines and rewards.
-        teacher: Scores what is sampled; ``None``: there is none.
+        teacher: Scores the samples; ``None``: there is none.
     """
 
     sampling: Sampling
@@ -132,7 +132,7 @@ def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[S
 def open_training(
     config: Config, *, problems: Iterable[Problem] = (), engines_read: bool = True
 ) -> Iterator[Running]:
-    """Start what reinforcement learning needs; see :func:`start` for the order.
+    """Start the parts of reinforcement learning; see :func:`start` for the order.
 
     Args:
         config: Checked settings.
@@ -271,7 +271,7 @@ def _episodes(config: Config, stack: contextlib.ExitStack) -> Episodes | None:
 def _sampling(
     machine: _Machine, pool: RolloutPool, rewards: RewardMix, stack: contextlib.ExitStack
 ) -> Sampling:
-    """Engines that are ready, with what grades."""
+    """Ready engines, with grader and rewards."""
     reward = machine.config.reward
     if reward.workers_on is WorkersOn.engines and rewards.grader is not None:
         machine.say("starting the grading workers on the engines' nodes")

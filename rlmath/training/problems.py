@@ -25,7 +25,7 @@ LOOKED_AT = 64
 def open_problems(
     config: Config, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Stream, Sequence[Problem]]:
-    """The problems of ``data.source`` or ``data.train_paths``; prints what became of their rows.
+    """The problems of ``data.source`` or ``data.train_paths``; prints the report on their rows.
 
     Returns:
         Their order, and all of them; of a data source the first.

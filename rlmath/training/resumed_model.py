@@ -18,7 +18,7 @@ _ABOUT = Path("actor", "about.json")
 
 
 def check_resumed_model(config: Config, path: Path) -> None:
-    """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
+    """Compare a training run's checkpoint with the settings; the ranks compare the rest.
 
     Args:
         config: Checked settings.
@@ -45,7 +45,7 @@ def check_resumed_weights(config: Config, path: Path) -> None:
         UserError: It is of other weights than those that are trained.
     """
     about = _about(path / _ABOUT)
-    if about is None:  # The ranks say what is wrong with it.
+    if about is None:  # The ranks report the error.
         return
     lora = adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed)
     own = {

@@ -28,7 +28,7 @@ def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
 def write_traces(
     config: Config, batch: StepBatch, traces: Sequence[TokenTrace], monitor: Monitor, step: int
 ) -> None:
-    """Write what the ranks traced beside the step's samples.
+    """Write the ranks' traces to a file beside the step's samples.
 
     Args:
         batch: Batch of the step.

@@ -28,7 +28,7 @@ from rlmath.model.spec import ModelSpec
 
 
 def beside_sleeping_engine(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
-    """The actor's phases, with what an engine that sleeps keeps."""
+    """The actor's phases, with the memory that a sleeping engine keeps."""
     asleep = {"engine process": ENGINE_PROCESS_GIB * GIB}
     return [Phase(one.name, {**one.terms, **asleep}) for one in actor_phases(spec, actor, step)]
 

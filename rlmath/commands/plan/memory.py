@@ -510,11 +510,11 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
 
 
 def usable_bytes(gpu_gib: float) -> float:
-    """A GPU's memory less what is left free."""
+    """A GPU's memory without the share that is left free."""
     return gpu_gib * GIB * (1 - FREE_SHARE)
 
 
 def engine_share(gpu_gib: float, resident_bytes: float, most: float = 0.85) -> float:
-    """``rollout.gpu_memory_utilization``: what is left beside the actor, in whole hundredths."""
+    """``rollout.gpu_memory_utilization``: the share left by the actor, in whole hundredths."""
     left = usable_bytes(gpu_gib) - resident_bytes
     return min(most, math.floor(100 * left / (gpu_gib * GIB)) / 100)

@@ -28,7 +28,7 @@ class SyncTime:
     """The prediction for one transport.
 
     Attributes:
-        gather_s: Until the ranks that send have what they send.
+        gather_s: Seconds until the sending ranks have gathered their tensors.
         send_s: To the engines' workers, copies on the GPU included.
         calls_s: For the calls of all buckets.
     """

@@ -1,4 +1,4 @@
-"""The invariants of what gives rows (data source, benchmark) and of what judges answers (verifier,
+"""Invariants of plug-ins that give rows (data source, benchmark) or judge answers (verifier,
 reward)."""
 
 from __future__ import annotations

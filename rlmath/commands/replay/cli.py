@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Redo a step and print how it compares. Returns the exit code: 0 if it is what the run did.
+    """Redo a step and print how it compares. Returns the exit code: 0 if it equals the run.
 
     Raises:
         UserError: The step cannot be redone, or not so.

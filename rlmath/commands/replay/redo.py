@@ -1,4 +1,4 @@
-"""Updates of a run once more, on ranks of its layout or of another one, without engines."""
+"""Redo updates of a run on ranks, in its layout or another one, without engines."""
 
 from __future__ import annotations
 

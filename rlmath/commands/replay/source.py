@@ -56,7 +56,7 @@ class Source:
 
 
 def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
-    """Find what a replay needs.
+    """Find the batches and the start of a replay.
 
     Args:
         begin: Step to begin after; ``None``: the nearest checkpoint.

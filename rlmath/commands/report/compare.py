@@ -7,7 +7,7 @@ from typing import Any
 
 # Problems of a list in the page.
 MAX_PROBLEMS = 300
-# Where a run is written, not what it is.
+# Settings of where a run is written.
 _NO_DIFFERENCE = ("runner.run_dir", "runner.resume", "runner.accept_changes")
 _MISSING = "not a setting there"
 

@@ -1,4 +1,4 @@
-"""vLLM's sampling on CPU without what a rollout does not need.
+"""vLLM's sampling on CPU without the parts that a rollout does not need.
 
 vLLM 0.32 draws each token's seed from the request's ``torch.Generator``, one call after another:
 a tenth of the time of a small model's step. Here the seed is a hash of the request's own seed and

@@ -68,7 +68,7 @@ def worker_precision(worker: Any) -> dict[str, str]:
 
 
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
-    """Compare what vLLM's workers do with the contract.
+    """Compare the types that vLLM's workers use with the contract.
 
     Args:
         workers: From ``worker_precision``.

@@ -82,7 +82,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Called at the end of the run."""
         ...
 
 

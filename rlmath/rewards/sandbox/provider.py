@@ -97,7 +97,7 @@ class PreparedProgram(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what was prepared."""
+        """Release the prepared program."""
 
     def __enter__(self) -> PreparedProgram:
         return self

@@ -64,7 +64,7 @@ class Sandbox:
         self.has_names = False
         self._link = link
         self._output_bytes = output_bytes
-        self._is_clean: bool | None = True  # None: it has not said yet
+        self._is_clean: bool | None = True  # None: unknown yet
 
     def run(self, code: str, *, keep: bool = False) -> CellResult:
         """Run code.
@@ -280,7 +280,7 @@ class WarmSandboxes:
             self.give_back(sandbox)
 
     def take(self) -> Sandbox:
-        """A sandbox until it is given back; waits while all are taken.
+        """A sandbox until it is given back; waits while all are in use.
 
         Raises:
             ProviderError: None can be started, or the pool is closed.
@@ -303,7 +303,7 @@ class WarmSandboxes:
         return self._start()
 
     def give_back(self, sandbox: Sandbox) -> None:
-        """Return what :meth:`take` returned."""
+        """Give back a sandbox of :meth:`take`."""
         sandbox.forget()
         with self._changed:
             self._idle.append(sandbox)

@@ -1,4 +1,4 @@
-"""The interface of a step check, and what a step shows to its checks."""
+"""The interface of a step check, and the data of a step that it gets."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class StepCheck:
     """
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        """Judge what was sampled."""
+        """Check the samples."""
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
@@ -123,7 +123,7 @@ class StepCheck:
         return {}
 
     def after_sync(self, now: AfterSync) -> Metrics:
-        """Judge what the engines have after the weight sync."""
+        """Check the engines after the weight sync."""
         return {}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Invariants: what must hold in every step whatever the data. Checking them costs nothing.
+"""Invariants that hold in every step, whatever the data. Checking them costs nothing.
 
 The first minibatch is computed from the very weights that the old log-probs are from, so its
 importance ratio is 1; the reference model of a run's first step is the policy, so their KL is 0;
@@ -33,7 +33,7 @@ TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 
 
 class Invariants(StepCheck):
-    """The figures of an update against what they have to be.
+    """Compare the figures of an update with their required values.
 
     Args:
         gate: Has measured the model's rounding noise; ``None``: nothing has.

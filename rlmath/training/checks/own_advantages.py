@@ -40,7 +40,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float], times: Sequence[float] | None = None) -> float:
-    """Bessel's standard deviation of values that stand a number of times each."""
+    """Standard deviation (Bessel's) of values, each with a number of occurrences."""
     counts = [1.0] * len(values) if times is None else times
     total = math.fsum(counts)
     if total <= 1:
@@ -110,7 +110,7 @@ def _batch_std(groups: ScoredGroups) -> list[list[float]]:
 def _whiten(
     values: Sequence[Sequence[float]], times: Sequence[Sequence[float]], epsilon: float
 ) -> list[list[float]]:
-    """Mean 0 and deviation 1 over values that stand a number of times each; 0 if that is 0."""
+    """Whiten values, each with a number of occurrences; 0 if the deviation is 0."""
     flat = [v for row in values for v in row]
     counts = [float(n) for row in times for n in row]
     seen = [v for v, n in zip(flat, counts, strict=True) if n]
@@ -199,7 +199,7 @@ def own_advantages(
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
 
     Returns:
-        ``None``: a value model, a teacher or somebody's own estimator gives the advantages.
+        ``None``: a value model, a teacher or a plug-in gives the advantages.
     """
     estimate = ESTIMATORS.get(name)
     if estimate is None:

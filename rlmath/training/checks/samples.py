@@ -1,4 +1,4 @@
-"""Samples are what they say: their prompt, where they end, what their text is, and its grade."""
+"""Samples are consistent: prompt, end, text and grade."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def check_value_changes(
     """Check that an update changed the value model's matrices, each as a whole.
 
     Args:
-        unchanged: Its tensors that are as they were.
+        unchanged: Its tensors that did not change.
         update: Metrics of the update, ``value/...``.
 
     Raises:
