@@ -308,7 +308,7 @@ class GradientShares:
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             if micro_batch >= len(shares):
-                continue  # It gave nothing, which has another name.
+                continue  # It gave nothing, which is another finding.
             own, one = self._of(number), self._watched[number]
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())
             off = (own[micro_batch] - other.to(own.device)).norm()

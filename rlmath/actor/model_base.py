@@ -205,7 +205,7 @@ class RankModel:
         )
 
     def own_head(self) -> dict[str, Tensor]:
-        """By name, parameters of this stage that the model's files have not."""
+        """By name, parameters of this stage that the model's files lack."""
         return {}
 
     # -- what is on the device: each phase loads what it needs ----------------------------------

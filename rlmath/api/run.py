@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlmath.training.attempt import Training
     from rlmath.training.supervise import Events
 
-# Ray, and so a run that has ranks and engines, is there once in a process.
+# A process has one Ray, so at most one run with ranks and engines.
 _open: list[Run] = []
 
 

@@ -258,7 +258,7 @@ class Mirror:
                 self._delete(name)
 
     def _retain(self, local: _Checkpoints) -> None:
-        """Once the latest checkpoint is uploaded: delete those that the run's folder has not."""
+        """Once the latest checkpoint is uploaded: delete those that the run's folder lacks."""
         for folder in FOLDERS:
             latest = next((name for name in local if name.startswith(f"{folder}/")), None)
             if latest is None or self._uploaded.get(latest) != local[latest]:

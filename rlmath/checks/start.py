@@ -1,4 +1,4 @@
-"""All that is checked, asked and downloaded before a command starts anything."""
+"""All checks and downloads before a command starts anything."""
 
 from __future__ import annotations
 

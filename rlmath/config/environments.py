@@ -32,7 +32,7 @@ def maker_of(name: str, given: Mapping[str, Any]) -> Callable[[], Any]:
         given: Its options, as in YAML.
 
     Raises:
-        PluginError: There is none of that name.
+        PluginError: There is no such name.
     """
     make, options = ENVIRONMENTS.get(name), ENVIRONMENTS.options(name)
     return make if options is Options else functools.partial(make, options.of(given))

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 HIDDEN = "(hidden)"
-# As a word of the key's own: max_prompt_tokens is none.
+# As a separate word of the key: max_prompt_tokens does not match.
 _SECRET_KEY = re.compile(
     r"(?:^|[_-])(?:api_?key|key|secret|password|passwd|credentials?|auth|authorization|token|bearer)$",
     re.IGNORECASE,

@@ -91,7 +91,7 @@ class ChatFormat(TurnFormat):
         return ()
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
-        # Calls in thoughts are none, also in those that the turn's end broke off.
+        # Calls in thoughts do not count, even if the turn ended within them.
         return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:

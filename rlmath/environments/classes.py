@@ -137,7 +137,7 @@ class UserClass:
         """A reward as a number.
 
         Raises:
-            InfrastructureError: It is none, or not finite.
+            InfrastructureError: It is no number, or not finite.
         """
         try:
             found = float(value)

@@ -33,7 +33,7 @@ def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> N
     """Refuse to replace existing files, before a tool begins.
 
     Raises:
-        UserError: One is there.
+        UserError: The file exists.
     """
     for path in paths:
         if path.is_dir():

@@ -52,7 +52,7 @@ class LinesProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def write(self, path: Path, batches: Iterable[Rows]) -> None:
-        """See :func:`write_lines`; returns when the file is there.
+        """See :func:`write_lines`; returns when the file is written.
 
         Raises:
             OSError: It cannot be written.

@@ -100,7 +100,7 @@ class Monitor:
     ) -> None:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
-        The file is written while the ranks compute; it is there when ``log_step`` returns.
+        The file is written while the ranks compute; it is complete when ``log_step`` returns.
 
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for

@@ -83,7 +83,7 @@ class Registry(Generic[T, TraitsT]):
         """The options of the function called ``name``; without arguments the defaults.
 
         Raises:
-            PluginError: There is none of that name.
+            PluginError: There is no such name.
         """
         return self._find(name).options
 
@@ -91,7 +91,7 @@ class Registry(Generic[T, TraitsT]):
         """Declared traits of the function called ``name``.
 
         Raises:
-            PluginError: There is none of that name.
+            PluginError: There is no such name.
         """
         return self._find(name).traits
 

@@ -53,7 +53,7 @@ class _Stay:
         episode: ``None``: to be begun.
         answered: Number of the model's turns that it knows.
         spent_s: Seconds that its answers took.
-        is_over: The sample has left the round; what still answers it, does so for nobody.
+        is_over: The sample has left the round; a later answer is dropped.
     """
 
     problem: Problem

@@ -17,8 +17,8 @@ from rlmath.weights.slices import Rotation, WeightSlice
 # An engine that takes its first weights may still ignore the second.
 FIRST_SYNCS = 3
 MAX_SHARE_OF_TIME = 0.005
-# Number of syncs' shares by which the comparisons may exceed their time; then some syncs have no
-# comparison.
+# Comparisons may exceed their share of time by that of this many syncs; then syncs without a
+# comparison follow.
 MAX_DEBT_SYNCS = 4
 
 
@@ -125,7 +125,7 @@ class Verification:
     def record(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
         """Record a comparison that found no difference and took ``seconds``."""
         if comparison.part is None:
-            # The comparisons at a start of engines are no debt, and no time of a step.
+            # The comparisons after a start of engines do not count.
             if pool.verified_syncs < FIRST_SYNCS:
                 self._spent_s = seconds
             else:
@@ -155,10 +155,10 @@ def sync_weights(
     """Send the actor's present weights to all engines.
 
     Engines that share the actor's GPUs first take memory for weights and, after the weights have
-    arrived, for the KV cache. Before each, the actor gives up what it offloads: optimizer state
-    first, and weights once they are sent, so that neither side holds everything beside the other.
-    Both are copied to the host from the end of the update on, and engines need not wait for the
-    optimizer's copy if ``wake_room`` finds memory for their weights beside it.
+    arrived, for the KV cache. Before each, the actor offloads: first the optimizer state, then the
+    weights, once they are sent, so that the two sides never hold everything at once. The copies to
+    the host begin at the end of the update, and engines need not wait for the optimizer's copy if
+    ``wake_room`` finds memory for their weights beside it.
     Each engine resets its prefix cache before it reports the version.
 
     Args:
@@ -171,7 +171,7 @@ def sync_weights(
         wake_room: Decides whether engines wake while ranks copy; ``None``: they wait.
 
     Returns:
-        Memory of the ranks while all engines slept, and before these took it for the KV cache.
+        Memory of the ranks while all engines slept, and just before engines allocated KV caches.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.

@@ -13,6 +13,6 @@ def kept_file(folder: Path, step: int) -> Path:
 
 
 def kept_files(folder: Path) -> dict[int, Path]:
-    """The files of the steps whose batches are there."""
+    """The files of the steps with kept batches."""
     found = {path.stem.rpartition("_")[2]: path for path in folder.glob("step_*.bin")}
     return {int(step): path for step, path in found.items() if step.isdigit()}

@@ -1,4 +1,4 @@
-"""In which layer live ranks and a live engine part, when the gate fails with equal weights.
+"""Find the layer in which ranks and engine diverge, when the gate fails with equal weights.
 
 Both run a sequence of the batch again, with hooks on their modules. The actor runs it once more
 with every activation rounded otherwise, and the first value that is several times as far from the

@@ -58,7 +58,7 @@ def wrap(worker: Any, owner: Any, name: str, change: Callable[..., Any]) -> None
 
 
 def restore(worker: Any) -> None:
-    """Restore an attribute; if there was none, the class's method applies again."""
+    """Restore the originals; where an object had none, its class's method applies again."""
     for owner, name, own in reversed(worker.__dict__.pop(_KEPT, [])):
         if own is None:
             delattr(owner, name)

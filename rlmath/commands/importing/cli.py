@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the experiment, and print settings without a counterpart and differences.
 
     Raises:
-        UserError: The file cannot be read, or the experiment is there already.
+        UserError: The file cannot be read, or the experiment exists already.
     """
     name, values, unread = read(options.file, options.gpus)
     framework = FRAMEWORKS[name]

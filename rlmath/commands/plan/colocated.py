@@ -49,8 +49,8 @@ def with_awake_engine(
 ) -> list[Phase]:
     """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
 
-    Engines wake for their weights beside ranks that copy their optimizer to the host only where
-    that takes no more than the update did (``rlmath.rollout.wake_room``): otherwise they wait, and
+    Engines allocate their weights while ranks still copy their optimizer to the host only if that
+    takes no more memory than the update (``rlmath.rollout.wake_room``). Otherwise engines wait, and
     there is no such phase.
 
     Args:

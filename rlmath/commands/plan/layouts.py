@@ -127,7 +127,7 @@ class Plan:
 
 
 def with_least_offload(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
-    """Every layout that fits with the least that has to leave the GPUs for it, and the request with
+    """Every layout that fits, with the least offload that it needs, and the request with
     that ``offload`` and ``offload_in_backward``.
 
     Raises:
@@ -154,7 +154,7 @@ def _offloads(given: Given) -> Iterator[tuple[Offload, bool]]:
         in_backward = bool(in_backward)
     for often in (False, True) if in_backward is None else (in_backward,):
         for offload in Offload if asked is None else (asked,):
-            # Without an offload it does nothing; asked for so, the settings' check says it.
+            # Without an offload it has no effect, as the settings' check reports.
             if asked is not None or not often or offload is not Offload.none:
                 yield offload, often
 

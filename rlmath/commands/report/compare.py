@@ -22,8 +22,8 @@ def compare(settings: Sequence[Mapping[str, Any]], grades: Sequence[Grades]) -> 
         grades: For each run, right and graded samples by kind, problem and step.
 
     Returns:
-        ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, of the
-        problems that both sampled, each judged by the newest step of each run that did: how many
+        ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, for
+        problems that both sampled, by each run's newest step that sampled the problem: how many
         ``both`` or ``neither`` solved (at least one right sample), and ``only``, for each run the
         ids that it alone solved, with ``more`` that the page leaves out.
     """

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous scheduler, as on GPUs, with a short way for the steps that only decode.
+"""vLLM's asynchronous scheduler, as on GPUs, with a fast path for steps that only decode.
 
 A step is scheduled while the one before it still computes, so a sequence has tokens that are on
 their way ("output placeholders"), whose number is known and whose values are not. See

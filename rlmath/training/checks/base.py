@@ -31,7 +31,7 @@ class InvariantError(UserError):
 
 @dataclass(frozen=True)
 class BeforeUpdate:
-    """A step whose samples are there, and the forward passes before its update.
+    """A step with its samples and the forward passes before its update.
 
     Attributes:
         run: Ranks and engines.
@@ -56,7 +56,7 @@ class BeforeUpdate:
 
 @dataclass(frozen=True)
 class AfterUpdate:
-    """A step whose update is done.
+    """A step after its update.
 
     Attributes:
         run: The ranks; ``rlmath replay`` has no engines.
@@ -86,7 +86,7 @@ class AfterUpdate:
 
 @dataclass(frozen=True)
 class AfterSync:
-    """A step whose weights are on the engines.
+    """A step after its weight sync.
 
     Attributes:
         run: Ranks and engines.
