@@ -61,7 +61,7 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
     """Refuse settings that cannot work.
 
     Args:
-        command: The loop; each asks for other files.
+        command: The command, which decides the files to check.
         machine: The machine that the run starts on; ``None``: this one.
 
     Raises:

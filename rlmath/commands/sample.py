@@ -38,7 +38,7 @@ SAMPLE_FOLDER = "sample"
 KEPT_FILE = "correct.jsonl"
 # Settings that decide how a row becomes a prompt, which `rlmath sft` would decide from its file.
 _STYLE = ("apply_chat_template", "prompt_template", "system_prompt", "template_date")
-# Statuses of answers that were graded; a grader that failed, or has no gold, says another.
+# Statuses of graded answers; a failed grader and a bad gold have other ones.
 _GRADED = ("correct", "wrong", "no_answer")
 # Outcomes of a sample, in the order in which they are decided.
 _OUTCOMES = ("truncated", "ungraded", "wrong", "duplicate", "capped", "kept")

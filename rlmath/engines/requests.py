@@ -209,8 +209,8 @@ class EngineSpec:
         reads_weights: Whether it reads the model folder's weights; else it starts with random ones,
             and a weight sync has to bring all of them before the first request.
         routes: Routes of an MoE to return with samples that ask for them; ``None``: none.
-        arguments: Further ones of vLLM's engine, from ``rollout.engine_arguments``.
-        profile: How it is profiled; ``None``: it is not.
+        arguments: Further arguments of vLLM's engine, from ``rollout.engine_arguments``.
+        profile: Profiler settings; ``None``: no profile.
     """
 
     model_path: str

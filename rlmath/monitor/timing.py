@@ -23,8 +23,8 @@ class PhaseTimer:
     ) -> None:
         """
         Args:
-            on_phase: Told the name of each phase that begins, or that is gone back to.
-            observe: Told the name of each phase when it begins, with ``None``, and when it ends,
+            on_phase: Called with the name of each phase that begins or resumes.
+            observe: Called with the name of each phase when it begins, with ``None``, and when it ends,
                 with its seconds, phases within it included.
         """
         self._on_phase, self._observe = on_phase, observe
@@ -39,8 +39,8 @@ class PhaseTimer:
 
     @property
     def changes(self) -> int:
-        """How often a phase has begun or ended. During a pause it grows with each look: nothing is
-        waited for."""
+        """How often a phase has begun or ended. During a pause it grows with each call, so that
+        a pause never counts as a stall."""
         self._changes += self._is_paused
         return self._changes
 

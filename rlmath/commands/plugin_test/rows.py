@@ -29,7 +29,7 @@ TEXTS = ("The answer is \\boxed{4}.", "4", "I do not know.", "", "The answer is 
 
 
 def check_data_source(name: str) -> Iterator[Finding]:
-    """Hold the data source called ``name`` to the invariants, with its default options."""
+    """Test the invariants of the data source called ``name``, with its default options."""
     part = _Source(name)
     return findings(
         {

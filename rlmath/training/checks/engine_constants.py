@@ -56,7 +56,7 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
 
 
 def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
-    """Constants that a worker has otherwise; ``None``: nothing.
+    """First constant that differs in a worker; ``None``: none does.
 
     Args:
         found: Constants of a worker; see ``Engine.constants``.
