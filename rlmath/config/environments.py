@@ -16,7 +16,7 @@ from typing import Any
 from rlmath.plugins import NoTraits, Registry
 from rlmath.utils.setting import Options
 
-# The tool that is rlmath's own.
+# The built-in tool.
 PYTHON = "python"
 
 TOOLS: Registry[Callable[..., Any], NoTraits] = Registry("rollout.tools", NoTraits, plain=True)

@@ -46,8 +46,8 @@ class Attempt:
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
-    """The attempts whose steps count, in order: a later one that began earlier replaces those
-    before it. From ``config.yaml`` alone where nothing was recorded."""
+    """The attempts whose steps count, in order: an attempt that begins at an earlier step replaces
+    those after it. Without records, one attempt from ``config.yaml``."""
     found: list[Attempt] = []
     for line in _of_this_run(run_dir):
         file = run_dir / line["config"]

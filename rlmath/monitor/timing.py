@@ -24,8 +24,8 @@ class PhaseTimer:
         """
         Args:
             on_phase: Called with the name of each phase that begins or resumes.
-            observe: Called with the name of each phase when it begins, with ``None``, and when it ends,
-                with its seconds, phases within it included.
+            observe: Called with the name of each phase when it begins, with ``None``, and when it
+                ends, with its seconds, nested phases included.
         """
         self._on_phase, self._observe = on_phase, observe
         self._seconds: dict[str, float] = {}

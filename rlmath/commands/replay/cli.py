@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Redo a step and print how it compares. Returns the exit code: 0 if it equals the run.
 
     Raises:
-        UserError: The step cannot be redone, or not so.
+        UserError: The step cannot be redone, or not with these choices.
     """
     choices = read_choices(options.overrides)
     source = read_source(options.run_dir, options.step, options.begin)
