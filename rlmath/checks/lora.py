@@ -15,8 +15,8 @@ from rlmath.model.spec import ModelSpec
 from rlmath.utils.close_names import did_you_mean
 
 _UNMERGED = "actor.lora.rollout=unmerged"
-# Families that have run in an engine with adapters (tests/engine/test_unmerged_families.py). Reasons
-# for the others: vLLM's Phi-3 has one adapter for query, key and value together, and one for gate
+# Families that have run in an engine with adapters (tests/engine/test_unmerged_families.py). The
+# others: vLLM's Phi-3 has one adapter for query, key and value together, and one for gate
 # and up; OLMo-2 runs on its transformers backend, whose adapters cannot be compared by name; an
 # MoE's experts with adapters need Triton, which CPU engines lack; latent attention decodes with
 # matrices that vLLM makes of kv_b_proj and ignores its adapter.

@@ -41,8 +41,8 @@ class AsyncDecodeScheduler(ShortSteps, AsyncScheduler):  # type: ignore[misc]
         return SchedulerOutput(**fields, new_block_ids_to_zero=self._get_new_block_ids_to_zero())
 
     def _choose(self) -> tuple[list[Request], list[int]]:
-        """The sequences that get a token, and which of them need a block or fill one; none if some
-        need more."""
+        """The sequences that get a token, and those of them that need a block or fill one; none if
+        any needs more than that."""
         block_size, before = self.block_size, self.prev_step_scheduled_req_ids
         chosen: list[Request] = []
         of_blocks: list[int] = []
