@@ -162,7 +162,7 @@ class RemoteFolder:
         )
 
     def put(self, files: Mapping[str, Path], arrived: Callable[[str], object]) -> None:
-        """Upload files, several at the same time; one that fails does not keep the others.
+        """Upload files, several at the same time; a failure does not stop the others.
 
         Args:
             arrived: Called with the name of each that was uploaded, by several threads.

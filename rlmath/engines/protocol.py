@@ -56,11 +56,11 @@ class Engine(Protocol):
         ...
 
     def weights_version(self) -> int:
-        """Version of the weights in force; 0 are those of the model folder."""
+        """Version of the current weights; 0 are those of the model folder."""
         ...
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int | None]:
-        """Fingerprints of the weights in force, or of a slice, by Hugging Face name."""
+        """Fingerprints of the current weights, or of a slice, by Hugging Face name."""
         ...
 
     def constants(self) -> list[dict[str, Any]]:

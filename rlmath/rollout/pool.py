@@ -58,16 +58,16 @@ class RolloutPool:
         max_restarts: Restarts of engines that died or hung; after these ``generate`` raises.
         start_timeout_s: Seconds that the engines may take to start.
         places: Place of each engine; none: anywhere.
-        trainer: Sends the weights in force to restarted engines. ``None``: the engines have only
+        trainer: Sends the current weights to restarted engines. ``None``: the engines have only
             the model folder's weights.
         episodes: Answer the turns of requests that have a problem; ``None``: there are none.
 
     Attributes:
-        has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
+        has_weights_at_hand: Whether the trainer still has the current weights. While it updates
             them, a restarted engine waits for the next weight sync.
         restarts: Number of engine restarts so far.
         generation: The present ``generate``, or the last one.
-        weights_version: Version of the weights in force.
+        weights_version: Version of the current weights.
         has_folder_weights: Whether these are the model folder's, with which an engine starts.
             Version 0 can be others: adapters of another run.
         verified_syncs: Number of weight syncs since an engine last started after which the engines'
@@ -191,7 +191,7 @@ class RolloutPool:
             more: Called after every answer of an engine for requests to add. It may wait when it
                 learns that no engine has work; if it returns nothing then, the round ends.
             journal: Source of existing samples, which engines need not make; keeps the others.
-            outlasts_engines: When no engine has the weights in force any more, wait for
+            outlasts_engines: When no engine has the current weights any more, wait for
                 :meth:`cut` instead of failing.
 
         Raises:
@@ -224,7 +224,7 @@ class RolloutPool:
             self.generation.cut()
 
     def take_weights_away(self) -> None:
-        """Mark the weights in force as being updated by the trainer.
+        """Mark the current weights as being updated by the trainer.
 
         Waits for engines that are receiving them.
         """
@@ -429,7 +429,7 @@ class RolloutPool:
             )
 
     def _get_weights(self, engine: EngineProcess, trainer: Trainer) -> None:
-        """Have the weights in force sent to an engine. As in every weight sync, it takes memory for
+        """Have the current weights sent to an engine. As in every weight sync, it takes memory for
         its KV cache afterwards: the buffers of both sides have no room beside actor and cache."""
         if self._spec.sleeps:
             engine.get(engine.handle.sleep.remote())

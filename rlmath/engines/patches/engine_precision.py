@@ -1,4 +1,4 @@
-"""vLLM's side of the precision contract (``rlmath/model/precision.py``): applied, and looked at."""
+"""Apply and check vLLM's side of the precision contract (``rlmath/model/precision.py``)."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: st
         dtype: ``model.dtype``.
 
     Raises:
-        RuntimeError: One does otherwise; vLLM falls back to another type where a platform lacks
-            one, and says so in its log alone.
+        RuntimeError: A worker differs: vLLM falls back to another type if a platform lacks one,
+            and only its log says so.
     """
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,
