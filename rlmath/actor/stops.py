@@ -73,7 +73,7 @@ class Stops:
 
     def skips(self, number: int) -> bool:
         """Whether the ranks skip a micro-batch of the pass that is about to begin, or that another
-        stage is about to send. The answer is the same on all ranks, and whenever it is asked."""
+        stage is about to send. The answer is the same on all ranks and at all times."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self.is_skipped(number):

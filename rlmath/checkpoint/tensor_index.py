@@ -1,7 +1,7 @@
 """Reads the index of a checkpoint's tensors without executing code in it.
 
-torch writes the index with pickle and reads it so, and reads objects that are no tensors with
-pickle as well. A checkpoint may come from someone else, so both are ruled out before torch reads.
+torch reads the index with pickle, and also objects that are no tensors. A checkpoint may come from
+someone else, so code in both is ruled out before torch reads them.
 """
 
 from __future__ import annotations

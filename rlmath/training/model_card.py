@@ -106,7 +106,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in rows),
         "",
-        "Every setting is below, for `rlmath train`; of absolute paths the last part.",
+        "Every setting is below, for `rlmath train`, with the last part of absolute paths.",
         "",
         *_changes_lines(run_settings.history(found, steps)),
         "## Data",

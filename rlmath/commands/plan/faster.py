@@ -14,8 +14,8 @@ from rlmath.errors import UserError
 
 # Responses from here on are long: keys and values and the longest responses bound a step.
 LONG_TOKENS = 8192
-# Settings with which samples come from other arithmetic or older weights than the actor's. They need
-# the correction; the alignment gate, which is on, watches them.
+# Settings with which samples come from other arithmetic or weights than the actor's. They need the
+# correction; the alignment gate, which is on, watches them.
 KV_IN_FP8 = {"rollout.kv_cache_dtype": KvCacheDtype.fp8}
 CARRY_OVER = {"rollout.schedule": "carry_over", "rollout.max_lag": 2}
 CORRECTION = {"algorithm.correction.kind": "token_truncate"}

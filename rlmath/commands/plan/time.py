@@ -160,7 +160,7 @@ def actor_time_s(
     flops = forward_flops(spec, work.mean_tokens, cost)
     forward = work.tokens * flops / (ranks * peak)
     if actor.fp8 is not None:
-        # Memory-bound, like decoding; the gradients of the backward pass move as much twice.
+        # Memory-bound, like decoding; the backward pass moves twice the bytes for gradients.
         bandwidth = gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth
         forward += work.tokens * quantizing_bytes(spec) / (ranks * bandwidth)
 
