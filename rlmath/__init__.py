@@ -15,7 +15,7 @@ __all__ = ["Run", "Step"]
 
 
 def __getattr__(name: str) -> Any:
-    # With torch and Ray, which the verifier does without.
+    # Imported late: the verifier needs neither torch nor Ray.
     if name in __all__:
         from rlmath import api
 

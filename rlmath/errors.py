@@ -51,7 +51,7 @@ class ConfigError(UserError):
 
     @classmethod
     def of(cls, problems: Sequence[str]) -> ConfigError:
-        """One error for one or more problems, each of which is a line that stands alone."""
+        """One error for one or more problems, each a complete line."""
         if len(problems) == 1:
             return cls(problems[0])
         lines = [f"{len(problems)} errors", *problems]
@@ -63,4 +63,4 @@ class ModelError(UserError):
 
 
 class WeightsError(UserError):
-    """Weights that are missing, unknown, of another shape, or cannot be laid out as asked."""
+    """Weights that are missing, unknown, of another shape, or do not fit the layout."""

@@ -1,7 +1,7 @@
 """Core attention for packed sequences where Transformer Engine is not installed.
 
 Megatron's own ``DotProductAttention`` refuses packed sequences. This module accepts them in the
-``thd`` format: the sequences of a micro-batch lie end to end in one row of ``t`` tokens.
+``thd`` format: the sequences of a micro-batch are concatenated in one row of ``t`` tokens.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def moe_settings(
 
 
 def release_routing(model: Any) -> None:
-    """Free what the layers' token dispatchers keep of the last micro-batch until the next one.
+    """Free the tensors that token dispatchers keep of the last micro-batch until the next one.
 
     Each keeps the router's probabilities, whose graph keeps a recomputed layer's input and its
     gradient: 128 MiB per layer for 16,384 tokens of a 30B MoE, during weight sync and checkpoint.

@@ -1,6 +1,6 @@
 """Each micro-batch's share of the gradient, at a few elements of each layer's matrices.
 
-A hook reads what autograd gives a parameter before Megatron adds it to its buffer, and before the
+A hook reads the gradient from autograd before Megatron adds it to its buffer, and before the
 sum over ranks may begin. So a micro-batch that adds nothing to a layer shows, on each rank and
 stage; and the buffers have to be the sum of what micro-batches and data-parallel ranks gave.
 Without the sum over ranks every rank trains on its sequences alone: with the distributed
@@ -308,7 +308,7 @@ class GradientShares:
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             if micro_batch >= len(shares):
-                continue  # It gave nothing, which has another name.
+                continue  # It gave nothing, which is another finding.
             own, one = self._of(number), self._watched[number]
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())
             off = (own[micro_batch] - other.to(own.device)).norm()
@@ -339,7 +339,7 @@ class GradientShares:
 
 
 def _watchable_matrices(models: Sequence[Any]) -> Iterator[_Watched]:
-    """Neither routers nor what tensor ranks have alike, which Megatron adds up over these as well.
+    """Matrices except routers and those replicated on tensor ranks, which Megatron sums over them.
     Of an adapter the second factor: the first has no gradient at the start."""
     for model in models:
         layers = {

@@ -1,6 +1,6 @@
 """Base of the models that a rank trains: the policy and the value model.
 
-What a rank does follows from its place in the layout and from its shard of the step
+A rank's work follows from its place in the layout and from its shard of the step
 (``rlmath.batching.shards``), which is assigned before: the ranks need not agree on anything.
 """
 
@@ -205,7 +205,7 @@ class RankModel:
         )
 
     def own_head(self) -> dict[str, Tensor]:
-        """By name, parameters of this stage that the model's files have not."""
+        """By name, parameters of this stage that the model's files lack."""
         return {}
 
     # -- what is on the device: each phase loads what it needs ----------------------------------
@@ -215,9 +215,13 @@ class RankModel:
         self.device_state.load("parameters")
 
     def begin_release(self, empty_cache: Callable[[], None]) -> None:
-        """Free the gradients, and begin the copies of what :meth:`release` takes off the device.
-        Nothing may change until then without loading it. ``empty_cache``: gives memory back that is
-        not used. It comes before the copies, as to free a block waits for all that the GPU does."""
+        """Free the gradients, and begin to copy the tensors that :meth:`release` offloads.
+        Nothing may change until then without loading it.
+
+        Args:
+            empty_cache: Gives memory back that is not used. It comes before the copies, as to free
+                a block waits for all that the GPU does.
+        """
         offloads = self.settings.offload != "none"
         if offloads:
             self.device_state.release("gradients")
@@ -377,9 +381,14 @@ class RankModel:
             self.step_probe.forget()
 
     def finish_minibatch(self, discard: bool) -> float:
-        """Step the optimizer, unless the minibatch is discarded, and clear the gradients. Returns
-        the learning rate of this optimizer step. Raises UpdateStopped: the ranks were asked to
-        stop, and the step has changed nothing."""
+        """Step the optimizer, unless the minibatch is discarded, and clear the gradients.
+
+        Returns:
+            The learning rate of this optimizer step.
+
+        Raises:
+            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
+        """
         # The scheduler then sets that of the next step.
         lr = float(self.optimizer.param_groups[0]["lr"])
         self.step_finding = StepFinding()

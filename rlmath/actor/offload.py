@@ -141,7 +141,7 @@ class DeviceState:
     def optimizer_readable(self) -> Iterator[None]:
         """Make the optimizer's tensors readable and writable where they are: on the device, or in
         host memory, without moving them. The parameters must be on the device. An optimizer with a
-        started copy is released first, because the copy would miss what is written here."""
+        started copy is released first, because the copy would miss these writes."""
         if "optimizer" in self._copied:
             self.release("optimizer")
         changed: list[tuple[Tensor, Tensor]] = []

@@ -5,7 +5,7 @@ others come from the other ranks, one bucket at a time. Megatron's DDP starts a 
 the forward pass, after a module that waits for the previous one. Here all are started at once, at
 the end of the optimizer step, in the order in which a forward pass uses them. A later pipeline
 stage therefore has its weights before its first micro-batch arrives, and any reader can complete
-them alone, by waiting for what this rank has started.
+them alone, by waiting for the gathers that this rank has started.
 
 Modules wait in Megatron's forward pre-hooks. All other code reads through
 :class:`rlmath.actor.offload.DeviceState`, which calls :meth:`ParameterGather.finish`.

@@ -80,7 +80,7 @@ class MegatronActor(RankModel):
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
         passes: Context managers of each forward pass, by its name.
-        observer: Sees updates; ``None``: nobody does.
+        observer: Observes updates; ``None``: none.
         updates: So far.
     """
 
@@ -162,7 +162,7 @@ class MegatronActor(RankModel):
             # replays this pass's routes; in FP8 the scales depend on what is packed together.
             share = shard.whole()
         micro_batches = self.micro_batches(share)
-        self.load_parameters()  # What is entered below may read them.
+        self.load_parameters()  # The contexts below may read them.
         with contextlib.ExitStack() as stack:
             for around in self.passes[name]:
                 stack.enter_context(around(shard, micro_batches, seed))
@@ -372,7 +372,7 @@ class MegatronActor(RankModel):
 
         Args:
             begin: Where its micro-batches begin in the shard.
-            observer: Sees it; ``None``: nobody does.
+            observer: Observes it; ``None``: none.
 
         Returns:
             Outcome of each micro-batch, on ranks of the last stage.

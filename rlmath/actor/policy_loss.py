@@ -75,7 +75,7 @@ def policy_loss(
         count = one.num_sequences or 0
         sums = sums_of_sequences(inputs, count)
         kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach(), sums)
-        # output.loss references the graph; what is kept must not.
+        # output.loss references the graph; the kept outputs must not.
         return output.loss, (_detach(output), kept)
 
     return objective

@@ -328,7 +328,7 @@ class RouterRecorder(RouterReplay):
             chosen = self._as_the_engine(index, chosen)
             values = scores.gather(1, chosen)
         if self._totals is not None:
-            # To page-locked memory on CUDA, after the queued kernels: nobody waits.
+            # To page-locked memory on CUDA, after the queued kernels, so the host does not wait.
             self.routes.append(chosen.to(self._dtype).to("cpu", non_blocking=True))
             self._totals.add_load(self.layer, chosen, self._is_text[index])
         return values, chosen

@@ -50,7 +50,7 @@ class StageMessages(P2PCommunicator):
     def _communicate_shapes(
         self, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
     ) -> tuple[Any, Any]:
-        """Shapes of what comes from the previous stage and from the next one."""
+        """Shapes of messages from the previous stage and from the next one."""
         return (
             self._shape(self._from_prev) if recv_prev else None,
             self._shape(self._from_next) if recv_next else None,

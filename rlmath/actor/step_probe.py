@@ -39,12 +39,19 @@ GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
 
 
 class StepFinding(NamedTuple):
-    """The worst of what a rank's probe found; all 0: nothing."""
+    """Worst finding of a rank's probe; all 0: none.
 
-    kind: float = 0.0  # Index into FINDINGS.
-    found: float = 0.0  # Actual value: a moment, a count, or a weight's change.
-    wanted: float = 0.0  # Expected value.
-    place: str = ""  # Where, if more is known than the rank.
+    Attributes:
+        kind: Index into ``FINDINGS``.
+        found: Actual value: a moment, a count, or a weight's change.
+        wanted: Expected value.
+        place: Where, if more is known than the rank.
+    """
+
+    kind: float = 0.0
+    found: float = 0.0
+    wanted: float = 0.0
+    place: str = ""
 
 
 # For each minibatch, a rank and the finding of its probe.
@@ -53,15 +60,25 @@ StepFindings = tuple[tuple[int, StepFinding], ...]
 
 @dataclass(frozen=True)
 class AdamState:
-    """Elements of weights, gradients and moments, all ``[n]`` float64."""
+    """Elements of weights, gradients and moments, all ``[n]`` float64.
 
-    weights: Tensor  # Float32 main parameters.
-    first: Tensor  # First moments.
-    second: Tensor  # Second moments.
-    counts: Tensor  # Adam steps taken.
-    decay: Tensor  # Weight decay that each should have: matrices alone.
-    gradients: Tensor  # Before clipping; empty after a step.
-    drift: Tensor  # Difference between the model's parameters and the rounded weights.
+    Attributes:
+        weights: Float32 main parameters.
+        first: First moments.
+        second: Second moments.
+        counts: Adam steps taken.
+        decay: Weight decay that each should have: matrices alone.
+        gradients: Before clipping; empty after a step.
+        drift: Difference between the model's parameters and the rounded ``weights``.
+    """
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    counts: Tensor
+    decay: Tensor
+    gradients: Tensor
+    drift: Tensor
 
 
 def adam_step(
@@ -69,8 +86,11 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Moments after a step, and the change of the weights.
 
-    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``. ``before``: with
-    gradients. ``clip``: factor of the gradients.
+    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``.
+
+    Args:
+        before: With gradients.
+        clip: Factor of the gradients.
     """
     g, count = clip * before.gradients, before.counts + 1
     b1, b2 = settings.adam_beta1, settings.adam_beta2
@@ -84,7 +104,7 @@ def adam_step(
 def judge_step(
     before: AdamState, after: AdamState, settings: OptimizerConfig, lr: float, clip: float
 ) -> StepFinding:
-    """Whether ``after`` is what Adam makes of ``before``.
+    """Whether Adam turns ``before`` into ``after``.
 
     Weights and moments are float32: a weight is off by its own rounding, and a moment by a few
     roundings of itself and of what was added up.
@@ -103,7 +123,7 @@ def judge_step(
 
 
 def judge_rest(left: AdamState, now: AdamState) -> StepFinding:
-    """Whether a step finds what the last one left."""
+    """Whether a step starts from the state that the last one left."""
     none = torch.zeros_like(left.first)
     return _worst(
         (
@@ -127,8 +147,12 @@ def _worst(checks: Any) -> StepFinding:
 
 
 class StepProbe:
-    """Looks at an optimizer's steps on this rank. ``optimizer``: Megatron's Adam. ``settings``:
-    settings of the optimizer."""
+    """Looks at an optimizer's steps on this rank.
+
+    Args:
+        optimizer: Megatron's Adam.
+        settings: Settings of the optimizer.
+    """
 
     def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
         self._optimizer, self._settings = optimizer, settings
@@ -153,8 +177,12 @@ class StepProbe:
 
     @torch.no_grad()
     def after(self, lr: float, norm: float) -> StepFinding:
-        """The step is taken. ``lr``: learning rate of the step's plan. ``norm``: norm of the whole
-        gradient, before clipping."""
+        """Compare the state after the step.
+
+        Args:
+            lr: Learning rate of the step's plan.
+            norm: Norm of the whole gradient, before clipping.
+        """
         assert self._before is not None
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
         now = self._read()

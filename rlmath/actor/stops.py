@@ -70,7 +70,7 @@ class Stops:
 
     def skips(self, number: int) -> bool:
         """Whether the ranks skip a micro-batch of the pass that is about to begin, or that another
-        stage is about to send. The answer is the same on all ranks, and whenever it is asked."""
+        stage is about to send. The answer is the same on all ranks and at all times."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self.is_skipped(number):
@@ -95,7 +95,7 @@ class Stops:
         # The store ends with rank 0, which raises an error.
         with contextlib.suppress(Exception):
             while not store.check([_ASKED]):
-                with contextlib.suppress(DistStoreError):  # Nobody has asked during the timeout.
+                with contextlib.suppress(DistStoreError):  # No request within the timeout.
                     store.wait([_ASKED], _LONG)
             with self._changed:
                 self._is_held = True

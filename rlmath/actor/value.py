@@ -31,7 +31,7 @@ _HEAD_ROWS = 1024
 
 
 class ValueHead(nn.Module):
-    """From hidden states to values; stands where the model has its output layer.
+    """Maps hidden states to values, in place of the output layer.
 
     Zero at first, so that the first advantages are the rewards themselves, on every layout. All
     tensor ranks hold all of it and see the whole sequence, so its gradient is the same on all.

@@ -24,8 +24,12 @@ def window_settings(spec: ModelSpec, max_sequence_length: int) -> dict[str, Any]
 
 
 def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
-    """Give each layer's attention the scale of its rotary embedding, of which Megatron has only one
-    for all layers (see :func:`softmax_scale`). ``layers``: the layer specs of ``GPTModel``."""
+    """Give each layer's attention the scale of its rotary embedding; Megatron has only one scale
+    for all layers (see :func:`softmax_scale`).
+
+    Args:
+        layers: The layer specs of ``GPTModel``.
+    """
     if spec.window_rope is None or softmax_scale(spec) == softmax_scale(spec, spec.window_rope):
         return
     attentions = {
@@ -56,7 +60,10 @@ def rotate_windowed_layers(model: Any, spec: ModelSpec) -> None:
     """Give windowed layers the angles of their separate rotary embedding.
 
     Megatron computes one table for all layers; these layers' attention is called with another table
-    of the same number of positions. ``model``: Megatron's ``GPTModel``.
+    of the same number of positions.
+
+    Args:
+        model: Megatron's ``GPTModel``.
     """
     if spec.window_rope is None or spec.window_rope == spec.rope:
         return

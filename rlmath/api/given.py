@@ -3,8 +3,8 @@ can continue the run.
 
 A function that other processes can import is named (``my_pkg.losses:mine``). Any other is written
 to ``RUN_DIR/given/NAME.py``, a plug-in like one of the user's files: it has the source, for people,
-and the pickled object. Rows are written to ``RUN_DIR/given/data.jsonl``; those of an object that
-has a place, with ``state_dict``, are taken as the run needs them.
+and the pickled object. Rows are written to ``RUN_DIR/given/data.jsonl``; an object with
+``state_dict`` is read on demand instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlmath.plugins.registry import Registry
 from rlmath.utils.setting import Options
 
 FOLDER = "given"
-# Rows that are written to a file; more of them are rather without end, or a file already.
+# Most rows that are written to a file; more of them are probably endless, or a file already.
 MOST_ROWS = 1_000_000
 
 
@@ -40,8 +40,8 @@ class Part:
     Attributes:
         setting: The setting that chooses it, or has a list of them.
         decorator: Decorator of a function that is not registered; empty: the registry's own.
-        several: The setting is a list: of names, of items that have one, or of ``plugins``, which
-            only have to be imported.
+        several: The setting is a list, of names, of items with a name, or of ``plugins``, which are
+            only imported.
     """
 
     setting: str
@@ -95,7 +95,7 @@ class Given:
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
-        """Put the files back when the settings are refused: the run that is there needs them."""
+        """Restore the files if the settings are refused, since an earlier run may need them."""
         try:
             yield
         except BaseException:
@@ -166,8 +166,8 @@ class Given:
         """Problems, each a dictionary, in place of the files of ``key``.
 
         Raises:
-            UserError: A row is no dictionary, or has a value that JSON has not; or there is none,
-                or no end of them.
+            UserError: A row is no dictionary, or has a value that is no JSON; or there are no rows,
+                or too many.
         """
         if key == "data.train_paths" and _has_place(rows):
             place = self._place(argument, _Copies(rows), PARTS["data_source"])
@@ -227,7 +227,7 @@ class Given:
 
     def _free_name(self, value: Any) -> str:
         first = getattr(value, "__name__", type(value).__name__).strip("<>")
-        first += "_" * keyword.iskeyword(first)  # Of a lambda.
+        first += "_" * keyword.iskeyword(first)  # A lambda has no name.
         name, number = first, 2
         while name in self._names:
             name, number = f"{first}_{number}", number + 1
@@ -243,7 +243,7 @@ class Given:
 
 
 class _Copies:
-    """Makes a data source: an object at the place where it was given, each time."""
+    """Makes data sources: copies of an object in the state in which it was given."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.__name__ = source, type(source).__name__
@@ -253,7 +253,7 @@ class _Copies:
 
 
 def _has_place(rows: Any) -> bool:
-    """Whether rows can be taken as they are needed, and again after a resume."""
+    """Whether rows can be read on demand, and again after a resume."""
     return all(callable(getattr(rows, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
@@ -285,7 +285,7 @@ def _line(argument: str, number: int, row: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # Of NumPy.
+    if hasattr(value, "tolist"):  # A NumPy value.
         return value.tolist()
     raise TypeError(f"it has a {type(value).__name__}")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlmath.training.attempt import Training
     from rlmath.training.supervise import Events
 
-# Ray, and so a run that has ranks and engines, is there once in a process.
+# A process has one Ray, so at most one run with ranks and engines.
 _open: list[Run] = []
 
 
@@ -257,7 +257,7 @@ class Run:
         def careful(training: Training) -> tuple[Any, UserError | None]:
             try:
                 return ask(training), None
-            except UserError as error:  # It is the question's; the run is as it was.
+            except UserError as error:  # An error of the request; the run is unchanged.
                 return None, error
 
         event = None

@@ -1,4 +1,4 @@
-"""The source of what is given in Python: whether another process can import it, and its hash."""
+"""The source of values given in Python: whether another process can import it, and its hash."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _of_object(value: Any, seen: set[int]) -> Iterator[str]:
         return
     try:
         yield hashlib.sha256(pickle.dumps(value, protocol=4)).hexdigest()
-    except Exception:  # What cannot be pickled is refused where it is sent.
+    except Exception:  # The sender refuses values that cannot be pickled.
         yield type(value).__qualname__
 
 

@@ -38,7 +38,7 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class _Place:
-    """A tensor in shared memory: where it begins, in bytes, and how it lies there."""
+    """A tensor in shared memory: its first byte, shape and strides."""
 
     offset_bytes: int
     shape: tuple[int, ...]
@@ -84,8 +84,11 @@ class SharedMemory:
         return torch.frombuffer(self._map, dtype=dtype, count=num_elements, offset=begin)
 
     def place(self, tensor: Tensor) -> _Place:
-        """The place of a tensor, or of a view of one. Raises ValueError: it is not in this
-        memory."""
+        """The place of a tensor, or of a view of one.
+
+        Raises:
+            ValueError: It is not in this memory.
+        """
         offset = tensor.data_ptr() - self._begin if tensor.numel() else 0
         if not 0 <= offset < self.num_bytes:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not in shared memory")
@@ -133,11 +136,13 @@ class ChildWriter:
         theirs.close()
 
     def write(self, folder: Path, plan: Any, planner: Any) -> list[Any]:
-        """Write what a rank's plan of torch's distributed format says, and end the process. Returns
-        the results of torch's ``write_data``.
+        """Write the files of a rank's plan of torch's distributed format, and end the process.
 
         Args:
             planner: All its tensors are in ``memory``, and do not change meanwhile.
+
+        Returns:
+            The results of torch's ``write_data``.
 
         Raises:
             OSError: It could not be written, or the process was killed.

@@ -27,11 +27,11 @@ SUFFIX = ".xxh3"
 _CHUNK_BYTES = 1 << 20
 # A file that changes twice within a tick of the kernel's clock looks the same after both.
 _SETTLED_NS = 2 * 10**9
-# Checksums that this process has computed, by what changes with a file.
+# Checksums that this process has computed, by file identity, size and times.
 _computed: dict[tuple[Any, ...], str] = {}
 # Below it handing bytes to another thread costs more than hashing them.
 _LEAST_BYTES_FOR_THREAD = 1 << 16
-# The disk holds what was written while more is, so that the last fsync has little left to do.
+# Sync while writing continues, so that the last fsync has little left to do.
 _SYNC_BYTES = 128 << 20
 
 
@@ -67,7 +67,7 @@ class HashedStream:
         return written
 
     def _wait_for_sync(self) -> None:
-        """Raise what the disk has said: the system says it once, so the last one may not."""
+        """Raise an earlier error of the disk, which the system reports only once."""
         if self._sync is not None:
             sync, self._sync = self._sync, None
             sync.result()
@@ -89,7 +89,7 @@ class HashedStream:
         self._wait_for_sync()
 
     def note(self) -> str:
-        """Size in bytes and checksum of what was written."""
+        """Size in bytes and checksum of the written bytes."""
         return f"{self._num_bytes} {self._hash.hexdigest()}\n"
 
 

@@ -1,4 +1,4 @@
-"""The driver's own state as JSON: what comes back is what went in, and nothing is executed."""
+"""The driver's state as JSON: it is read back exactly as written, and nothing is executed."""
 
 from __future__ import annotations
 

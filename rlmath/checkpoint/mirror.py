@@ -32,11 +32,16 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds."""
+    """How long a mirror waits, in seconds.
+
+    Attributes:
+        pause_s: After a failure; twice as long after each further one.
+        last_pause_s: Longest pause after a failure at the end of the run.
+    """
 
     poll_s: float = 2.0
-    pause_s: float = 5.0  # After a failure; twice as long after each further one.
-    last_pause_s: float = 10.0  # Longest pause after a failure at the end of the run.
+    pause_s: float = 5.0
+    last_pause_s: float = 10.0
 
 
 class MirrorIncomplete(UserError):
@@ -72,7 +77,7 @@ def mirroring(
         raise MirrorIncomplete(problem)
 
 
-# A checkpoint's folder, relative to the run's, and what tells it from another of the same step.
+# A checkpoint's folder, relative to the run's, and an id that is unique among one step's.
 _Checkpoints = dict[str, tuple[int, int]]
 
 
@@ -96,8 +101,11 @@ class Mirror:
         self._thread.start()
 
     def close(self, wait_s: float) -> str:
-        """Upload what is left, and end. Returns the files that the remote folder lacks, and why;
-        empty: none."""
+        """Upload the remaining files, and end.
+
+        Returns:
+            The files that the remote folder lacks, and why; empty: none.
+        """
         self._ending.set()
         self._thread.join(1.0)
         if self._thread.is_alive():
@@ -166,7 +174,7 @@ class Mirror:
             if name is None:
                 break
             self._problem = f"{name} is not uploaded"
-            # The metrics of its steps are there when it is: whoever resumes needs both.
+            # The metrics of its steps come first: a resume needs both.
             self._claim.check()
             files.upload()
             self._upload(name, local[name])
@@ -175,7 +183,7 @@ class Mirror:
             files.upload()
 
     def _learn(self) -> RunFiles:
-        """Read what earlier starts uploaded."""
+        """Read the records of earlier starts' uploads."""
         shutil.rmtree(self._run_dir / OWN_FOLDER / "checkpoint", ignore_errors=True)
         local = self._local()
         for folder in FOLDERS:
@@ -250,7 +258,7 @@ class Mirror:
                 self._delete(name)
 
     def _retain(self, local: _Checkpoints) -> None:
-        """Once the latest checkpoint is uploaded: delete those that the run's folder has not."""
+        """Once the latest checkpoint is uploaded: delete those that the run's folder lacks."""
         for folder in FOLDERS:
             latest = next((name for name in local if name.startswith(f"{folder}/")), None)
             if latest is None or self._uploaded.get(latest) != local[latest]:

@@ -1,5 +1,5 @@
 """Checksums of each rank's optimizer state and the place in its schedule, saved with a checkpoint
-and compared after loading: a resume that restores something else trains on in silence."""
+and compared after loading: a resume that restores something else would go unnoticed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checksum(values: Tensor) -> int:
 
 
 def optimizer_prints(optimizer: Any, scheduler: Any) -> dict[str, float]:
-    """Checksums and counts of this rank's optimizer, by what they are of."""
+    """Checksums and counts of this rank's optimizer, by name."""
     found: dict[str, float] = {"step of the learning-rate schedule": int(scheduler.num_steps)}
     for part_number, part in enumerate(optimizer_parts(optimizer)):
         inner = part.optimizer
@@ -47,9 +47,14 @@ def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
 
 
 def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout: bool) -> None:
-    """Compare what was loaded with what was saved. ``same_layout``: ranks have the parts that they
-    had; else the schedule's step is compared alone. Raises BrokenCheckpoint: something was not
-    restored."""
+    """Compare the loaded state with the saved one.
+
+    Args:
+        same_layout: Ranks have the parts that they had; else the schedule's step is compared alone.
+
+    Raises:
+        BrokenCheckpoint: Something was not restored.
+    """
     path = _path(folder, rank if same_layout else 0)
     saved = json.loads(path.read_text(encoding="utf-8"))
     if not same_layout:

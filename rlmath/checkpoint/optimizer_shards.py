@@ -67,7 +67,7 @@ def parameter_state(part: Any, model_state: Any, loading: bool) -> dict[int, dic
 
     Args:
         model_state: The model's sharded state, whose tensors are the parameters themselves.
-        loading: Empty tensors for what is to be loaded, without communication; else a collective of
+        loading: Empty tensors to load into, without communication; else a collective of
             the part's data-parallel group.
     """
     group = part.data_parallel_group
@@ -154,7 +154,7 @@ def _gather(
             dist.all_gather_into_tensor(everyone, mine, group=group)
             for rank in range(ranks):
                 part = everyone[rank * step : (rank + 1) * step]
-                # The last step is shorter, and what is beyond it belongs to the next rank.
+                # The last step is shorter; the elements beyond it belong to the next rank.
                 part = part[: share - begin]
                 for one in own:
                     _copy_overlap(part, rank * share + begin, values[one.index][kind], one.start)

@@ -1,8 +1,8 @@
 """Megatron's optimizer and schedule in the form in which they are saved, and back.
 
-Megatron's distributed checkpoints were made for Apex's and Transformer Engine's Adam. With torch's
-Adam, which is what there is without CUDA, a state that is loaded as it comes trains on wrongly: all
-parameters share one ``step`` tensor, which every parameter's update then advances.
+Megatron's distributed checkpoints were made for Apex's and Transformer Engine's Adam. Torch's Adam,
+which is used without CUDA, would resume wrongly from such a state: all parameters would share one
+``step`` tensor, which every parameter's update advances.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rlmath.checkpoint.optimizer_shards import keep_to_bounded_memory
 def initialize_states(optimizer: Any) -> None:
     """Give every parameter the state that Adam would give it before its first step.
 
-    Adam makes it when it first steps; a checkpoint from before that, and one to load into, need it.
+    Adam makes it in its first step, but a checkpoint from before that step needs it, and so does a
+    load.
     """
     for one in optimizer_parts(optimizer):
         inner = one.optimizer
@@ -67,8 +68,8 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
             for group in part.param_groups
         ]
         if "param_state" in own:
-            # Perhaps saved with experts in a separate part, and now without, or the other way:
-            # tensors find their places by name, and of the rest only the step is taken over.
+            # The saved state may have experts in a separate part and this one not, or vice versa:
+            # tensors are matched by name, and only the step is taken from the groups.
             groups = [values | {"step": step} for values in hyperparameters]
             own["optimizer"] = {"param_groups": groups}
         _load_part(part, own)
@@ -108,7 +109,7 @@ def _load_part(part: Any, state: dict[str, Any]) -> None:
 
 
 def _take_steps(inner: Any) -> dict[torch.Tensor, float]:
-    """Remove the steps that Megatron set, of which it leaves out those that are zero."""
+    """Remove and return the steps that Megatron set; it omits steps of zero."""
     for group in inner.param_groups:
         # A copy for its own use; torch's Adam looks at the parameters' only.
         group.pop("step", None)

@@ -35,12 +35,15 @@ class RunFiles:
     def __init__(self, run_dir: Path, claim: Claim, there: Mapping[str, int]) -> None:
         self._run_dir, self._claim, self._remote = run_dir, claim, claim.remote
         self._index = run_dir / OWN_FOLDER / "files.json"
-        # Size in bytes and time of change, in ns, of each as it was uploaded.
+        # Size in bytes and modification time, in ns, of each uploaded file.
         self._sent = {n: s for n, s in self._read_index().items() if there.get(n) == s[0]}
 
     def upload(self) -> None:
-        """Upload what is new or changed, and compare sizes. Raises RemoteError: a file could not be
-        uploaded."""
+        """Upload new and changed files, and compare sizes.
+
+        Raises:
+            RemoteError: A file could not be uploaded.
+        """
         changed = {n: s for n, s in self._states().items() if self._sent.get(n) != s}
         names = sorted(changed)
         for begin in range(0, len(names), _PER_BATCH):

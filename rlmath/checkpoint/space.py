@@ -1,4 +1,4 @@
-"""How much disk checkpoints need, and what is said when there is too little."""
+"""Disk space that checkpoints need, and the message when there is too little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlmath.utils.sizes import in_words
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Headers, manifest and driver state, beside the tensors.
 _OVERHEAD_BYTES = 2**20
-# A disk with less is taken to be the one that ran full.
+# A disk with less free space counts as full.
 _FULL_BYTES = 2**20
 
 
@@ -85,7 +85,7 @@ def _full_folder(error: BaseException, folder: Path) -> Path:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is a full disk or a used-up quota."""
+    """Whether an error, or its cause, is a full disk or a used-up quota."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

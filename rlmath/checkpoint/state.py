@@ -1,6 +1,6 @@
 """The ranks' side: save a model so that training can resume, in this layout or another.
 
-Every rank calls the same function with the same arguments. What is saved: weights, float32 main
+Every rank calls the same function with the same arguments. A checkpoint has weights, float32 main
 parameters and Adam's moments (in the shape of the parameters, so that another tensor, pipeline or
 data parallelism can reshard them), the step of the schedule, and each rank's random streams.
 """
@@ -43,28 +43,43 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class AdapterState:
-    """Adapters of a frozen model; a checkpoint has them alone."""
+    """Adapters of a frozen model; a checkpoint has them alone.
 
-    described: dict[str, Any]  # As JSON; a checkpoint of other adapters is an error.
-    base_fingerprint: int  # Fingerprint of the frozen model, which a load does not replace.
+    Attributes:
+        described: As JSON; a checkpoint of other adapters is an error.
+        base_fingerprint: Fingerprint of the frozen model, which a load does not replace.
+    """
+
+    described: dict[str, Any]
+    base_fingerprint: int
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Live objects, not copies, of a rank's model that a checkpoint reads and sets."""
+    """Live objects, not copies, of a rank's model that a checkpoint reads and sets.
+
+    Attributes:
+        optimizer: Megatron's; ``None``: the model is not trained.
+        scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
+        spec: Dataclass of the model's sizes; a checkpoint of another model is an error.
+        layout: Dataclass of the parallel layout.
+        dtype: Type of the weights: ``float32`` or ``bfloat16``.
+        optimizer_kind: ``distributed`` or ``plain``; ``None`` without an optimizer.
+        reference: Weights of the reference model in the order of the chunks' parameters; ``None``:
+            there is none to save.
+        reference_kind: ``frozen`` unless ``reference`` is saved.
+        adapters: Parameters that want no gradient are not saved; ``None``: all are.
+    """
 
     chunks: Sequence[Any]
-    optimizer: Any  # Megatron's; None: the model is not trained.
-    scheduler: Any  # Megatron's learning-rate schedule; None without an optimizer.
-    spec: Any  # Dataclass of the model's sizes; a checkpoint of another model is an error.
-    layout: Any  # Dataclass of the parallel layout.
-    dtype: str  # Type of the weights: float32 or bfloat16.
-    optimizer_kind: str | None  # distributed or plain; None without an optimizer.
-    # Weights of the reference model in the order of the chunks' parameters; None: there is none to
-    # save.
+    optimizer: Any
+    scheduler: Any
+    spec: Any
+    layout: Any
+    dtype: str
+    optimizer_kind: str | None
     reference: list[Tensor] | None = None
-    reference_kind: str = "frozen"  # frozen unless reference is saved.
-    # Parameters that want no gradient are not saved; None: all are.
+    reference_kind: str = "frozen"
     adapters: AdapterState | None = None
 
 
@@ -79,7 +94,7 @@ class PendingSave:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         if in_background:
-            # It alone keeps the copies, which are free when it has written them.
+            # Only the thread refers to the copies, so they are freed once written.
             self._thread = threading.Thread(
                 target=self._run, args=(write,), name="checkpoint", daemon=True
             )
@@ -103,17 +118,23 @@ class PendingSave:
             self._thread.join()
 
     def wait(self) -> None:
-        """Wait until all ranks have written. Raises UserError: on every rank: the disk is full, or
-        the folder cannot be written."""
+        """Wait until all ranks have written.
+
+        Raises:
+            UserError: On every rank: the disk is full, or the folder cannot be written.
+        """
         self.join()
         if self._error is not None:
             raise self._error
 
 
 def check_saveable(model: Saveable) -> None:
-    """Describe the weights as a save does, so that a run does not train to its first checkpoint to
-    learn that it cannot be saved. Collective over all ranks. Raises CheckpointingException: on rank
-    0: Megatron finds shards missing, or some twice."""
+    """Describe the weights as a save does, so that a model that cannot be saved fails at the start
+    and not at its first checkpoint. Collective over all ranks.
+
+    Raises:
+        CheckpointingException: On rank 0: Megatron finds shards missing, or some twice.
+    """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     state = model.checkpoint_state()
@@ -122,7 +143,10 @@ def check_saveable(model: Saveable) -> None:
 
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
-    Raises UserError: on every rank: the disk is full, or the folder cannot be written."""
+
+    Raises:
+        UserError: On every rank: the disk is full, or the folder cannot be written.
+    """
     begin_save(model, folder, name, in_background=False).wait()
 
 
@@ -135,9 +159,9 @@ def begin_save(
 def begin_saves(
     models: Mapping[str, Saveable], folder: str | Path, in_background: bool = True
 ) -> PendingSave:
-    """Copy what is to be saved, and write it while training continues; collective over all ranks.
+    """Copy the state, and write it while training continues; collective over all ranks.
 
-    Takes the size of the rank's part of the checkpoint in host memory until it is written. All
+    Takes host memory of the size of the rank's part of the checkpoint until it is written. All
     models are copied before this returns, so they are of the same step, and are written one after
     the other, each by a child process. The checkpoint may be committed when
     :meth:`PendingSave.wait` has returned on every rank.
@@ -164,7 +188,10 @@ def begin_saves(
 
 def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Callable[[], None]:
     """Write a model's small files and collect its tensors; the result writes those. Collective.
-    ``copy``: whether the model may change before its tensors are written."""
+
+    Args:
+        copy: Whether the model may change before its tensors are written.
+    """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     rank = dist.get_rank()
@@ -239,7 +266,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         saved.update(_read_about(target))
         _check_same(state, saved, target)
         check_index(target)
-        # The driver has compared the files on its node; ranks share those that they read.
+        # The driver has verified the files on its node; the ranks divide those that they read.
         if (target.parent / MANIFEST).is_file():
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
 
@@ -322,7 +349,7 @@ def _set_weights(state: ModelState, chunk: Any, weights: dict[str, Any]) -> None
 
 
 def _split_writing(sharded: Any) -> None:
-    """Let each data-parallel rank, which hold the same tensors, write a part of them."""
+    """Let each data-parallel rank write a part of the tensors that all of them hold."""
     from megatron.core import parallel_state
     from megatron.core.dist_checkpointing.exchange_utils import (
         determine_main_replica_uniform_distribution,
@@ -355,7 +382,7 @@ def _copy_to_host(sharded: Any) -> ChildWriter:
 
 
 def _about(state: ModelState) -> dict[str, Any]:
-    """Properties that have to be equal for a load, and the layout, which need not be."""
+    """Properties that must match for a load, and the layout, which may differ."""
     return {
         "shape": _as_json(state.spec),
         "dtype": state.dtype,
@@ -368,7 +395,7 @@ def _about(state: ModelState) -> dict[str, Any]:
 
 
 def _as_json(described: Any) -> Any:
-    """A dataclass as it is when it is read again: a list for a tuple."""
+    """A dataclass as JSON returns it, with lists for tuples."""
     return json.loads(json.dumps(dataclasses.asdict(described)))
 
 

@@ -52,28 +52,40 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint.
 
-    path: Path | None  # None when there is none.
-    skipped: list[Skipped]  # Newer incomplete ones, newest first.
+    Attributes:
+        path: ``None`` when there is none.
+        skipped: Newer incomplete ones, newest first.
+    """
+
+    path: Path | None
+    skipped: list[Skipped]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that the driver resumes from."""
+    """A checkpoint that the driver resumes from.
+
+    Attributes:
+        driver_state: As given to :meth:`CheckpointStore.commit`, like ``metrics``.
+        skipped: Newer incomplete ones, and leftovers of a killed process.
+    """
 
     path: Path
     step: int
-    driver_state: dict[str, Any]  # As given to CheckpointStore.commit, like metrics.
+    driver_state: dict[str, Any]
     metrics: Mapping[str, float]
-    # Newer ones that are incomplete, and what a killed process left.
     skipped: tuple[Skipped, ...] = ()
 
 
 class CheckpointStore:
-    """Makes, keeps and finds checkpoints in a folder. ``keep``: newest ones that are kept, at least
-    1. ``best``: metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is
-    best."""
+    """Makes, keeps and finds checkpoints in a folder.
+
+    Args:
+        keep: Newest ones that are kept, at least 1.
+        best: Metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is best.
+    """
 
     def __init__(
         self, folder: str | Path, keep: int, best: Mapping[str, Literal["max", "min"]] | None = None
@@ -143,7 +155,7 @@ class CheckpointStore:
             self._delete(replaced)
 
     def abandon(self, step: int) -> None:
-        """Remove what :meth:`begin` gave, after a failure of the ranks."""
+        """Remove the folder of :meth:`begin`, after a failure of the ranks."""
         shutil.rmtree(self._partial(step), ignore_errors=True)
 
     # -- finding --------------------------------------------------------------------------------
@@ -163,7 +175,7 @@ class CheckpointStore:
         return sorted(int(m.group(1)) for m in matches if m)
 
     def newest_complete(self) -> Newest:
-        """The newest checkpoint all of whose files are what was written.
+        """The newest checkpoint whose files are all intact.
 
         Changes nothing, so others may call it while a run is active.
         """
@@ -183,7 +195,7 @@ class CheckpointStore:
     def resume(
         self, how: str, check: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """Checkpoint that ``runner.resume`` asks for, after cleaning what a killed process left.
+        """Checkpoint that ``runner.resume`` asks for, after cleaning up after a killed process.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
         moved to a folder beside this one, so that a later ``auto`` does not resume from them.
@@ -225,7 +237,7 @@ class CheckpointStore:
     # -- clearing up ----------------------------------------------------------------------------
 
     def clean_leftovers(self) -> list[Skipped]:
-        """Remove or undo what a killed process left; returns what it was."""
+        """Clean up after a killed process; returns what was found."""
         found: list[Skipped] = []
         if not self.folder.is_dir():
             return found
@@ -247,8 +259,11 @@ class CheckpointStore:
         return found
 
     def set_aside(self, newer_than: int) -> Path | None:
-        """Move checkpoints of later steps to a folder beside this one, as after a rollback. Returns
-        the folder; ``None`` when there was nothing to move."""
+        """Move checkpoints of later steps to a folder beside this one, as after a rollback.
+
+        Returns:
+            The folder; ``None`` when there was nothing to move.
+        """
         steps = [step for step in self.steps() if step > newer_than]
         if not steps:
             return None
@@ -256,7 +271,7 @@ class CheckpointStore:
         while (aside := Path(f"{self.folder}_set_aside_{number}")).exists():
             number += 1
         aside.mkdir()
-        # Newest first: stopped in between, what is left is still a run's beginning.
+        # Newest first: if stopped in between, the remaining ones are still a run's beginning.
         for step in reversed(steps):
             self.path(step).rename(aside / self.path(step).name)
         log.info("moved checkpoints of steps %s to %s", steps, aside)
@@ -298,8 +313,11 @@ class CheckpointStore:
 
 
 def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
-    """A checkpoint's driver state and metrics. Raises UserError: it does not exist or is
-    incomplete."""
+    """A checkpoint's driver state and metrics.
+
+    Raises:
+        UserError: It does not exist or is incomplete.
+    """
     if not (path / MANIFEST).is_file():
         raise UserError(
             f"{path} is no checkpoint (it has no {MANIFEST}); runner.resume takes auto, never or "

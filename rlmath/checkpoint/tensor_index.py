@@ -1,7 +1,7 @@
-"""Reads the index of a checkpoint's tensors without executing what may be in it.
+"""Reads the index of a checkpoint's tensors without executing code in it.
 
-torch writes the index with pickle and reads it so, and reads objects that are no tensors with
-pickle as well. A checkpoint may come from someone else, so both are ruled out before torch reads.
+torch reads the index with pickle, and also objects that are no tensors. A checkpoint may come from
+someone else, so code in both is ruled out before torch reads them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def check_index(folder: Path) -> None:
-    """Refuse an index that names anything but tensors and what describes them. Raises
-    BrokenCheckpoint: with the name that was refused, or why the index cannot be read."""
+    """Refuse an index that names anything but tensors and their descriptions.
+
+    Raises:
+        BrokenCheckpoint: With the name that was refused, or why the index cannot be read.
+    """
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     path = folder / _INDEX

@@ -36,7 +36,7 @@ def upload_checkpoint(
     sent: set[str],
     vouch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Upload a checkpoint and compare what arrived; its manifest is written last.
+    """Upload a checkpoint and compare the uploaded files; its manifest is written last.
 
     Args:
         sent: Files that an earlier call for the same checkpoint uploaded; it is added to.
@@ -160,7 +160,7 @@ def _missing_sizes(manifest: Manifest, folder: Path) -> dict[str, int]:
 
 
 def again(call: Callable[[], T]) -> T:
-    """Make a remote call, and again when it fails, with growing pauses; then raise what it does."""
+    """Make a remote call, and retry with growing pauses; raises the last error."""
     for tries in range(_TRIES):
         try:
             return call()

@@ -70,7 +70,7 @@ def checkpoint_writer(folder: Path, child: ChildWriter | None = None) -> Any:
             return super().create_stream(path, mode)
 
     class Writer(FileSystemWriter):
-        """Says plainly what failed: an error loses its cause on the way to the other ranks."""
+        """Raises plain errors, since an error loses its cause on the way to other ranks."""
 
         def write_data(self, plan: Any, planner: Any) -> Any:
             if child is not None:
@@ -104,7 +104,7 @@ def _plain(error: Exception) -> OSError:
 
 
 def write_common(folder: Path, common: dict[str, Any]) -> None:
-    """Write what is equal on all ranks, and the file that tells Megatron the format; rank 0."""
+    """On rank 0, write the values equal on all ranks, and the file that names the format."""
     from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
     try:

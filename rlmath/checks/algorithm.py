@@ -114,7 +114,7 @@ def _contradiction(rollout: RolloutConfig, overlap: Overlap) -> str | None:
 
 
 def _value_model(config: Config) -> Iterator[str]:
-    """The value model's settings stay as they are where there is none."""
+    """The value model's settings must be the defaults where there is none."""
     if needs_value_model(config.algorithm.advantage):
         return
     estimators = " or ".join(ADVANTAGES.having(lambda one: one.needs_values))

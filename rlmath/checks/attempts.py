@@ -45,7 +45,7 @@ _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 
 @dataclass(frozen=True)
 class _Loop:
-    """Location of what a command continues from, in the run's folder."""
+    """Place in the run's folder that a command continues from."""
 
     config_file: str
     checkpoints: str
@@ -228,9 +228,9 @@ def note_export(run_dir: Path, step: int, command: str = "train") -> None:
 
 
 def forget_export(run_dir: Path, command: str = "train") -> None:
-    """A start of the loop: the model in the folder is of an earlier one until the next is written.
+    """Forget the exported model at a start of the loop, since it belongs to an earlier start.
 
-    Without this, a longer run that is ended while it exports would pass for finished.
+    Otherwise a longer run that is interrupted in its export would count as finished.
     """
     (run_dir / LOOPS[command].exported).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Checks of what is evaluated: names, sampling, and the metric of the best checkpoint."""
+"""Checks of evaluation: names, sampling, and the metric of the best checkpoint."""
 
 from __future__ import annotations
 

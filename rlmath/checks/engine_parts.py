@@ -1,4 +1,4 @@
-"""Checks of what engines are made with by name: the weight transport and further arguments."""
+"""Checks of the parts of engines that have names: weight transport and further arguments."""
 
 from __future__ import annotations
 

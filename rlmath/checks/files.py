@@ -1,4 +1,4 @@
-"""Checks of what is on the disk and in the machine: model, data, run folder, memory, space."""
+"""Checks of disk and machine: model, data, run folder, memory, space."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PATTERN = re.compile(r"[*?\[\]]")
 
 
 def model_folder(config: Config) -> Iterator[str]:
-    """The folder is there, whole, and of an architecture that the actor knows."""
+    """The folder exists, is complete, and has an architecture that the actor supports."""
     path = config.model.path
     own = path == TINY or config.eval.checkpoint is not None
     yield from vllm_pattern(
@@ -118,7 +118,7 @@ def _waits_for_launcher(config: Config, path: str) -> bool:
 
 
 def data_files(config: Config, command: str) -> Iterator[str]:
-    """The files are there, and their first rows have the fields.
+    """The files exist, and their first rows have the fields.
 
     A file that the run's launcher makes with the model is missing once, as the model.
     """
@@ -336,7 +336,7 @@ def _teacher_memory(config: Config, layout: RunLayout) -> list[tuple[str, int]]:
     try:
         parameters = read_model_spec(teacher.path).num_parameters
     except ModelError:
-        return []  # Said by the check of the teacher's folder.
+        return []  # The check of the teacher's folder reports it.
     value_bytes = 4 if (teacher.dtype or config.model.dtype) is DType.float32 else 2
     engines, ranks = layout.teacher_engines, layout.teacher_ranks
     return [

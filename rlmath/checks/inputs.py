@@ -1,4 +1,4 @@
-"""Contents of the files that settings name: what a run reads may change while its settings do not.
+"""Contents of the files that settings name, which may change while the settings do not.
 
 Read without torch. Sources of rewards and plug-ins are hashed in ``plugin_hashes``. Weights are not
 read: a checkpoint has its own, and knows a base model by its fingerprint.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlmath.config.schema import Device
 from rlmath.model.spec import ModelSpec
 
-# Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
+# Width of a token's cache in a layer, the only one that vLLM's CPU kernel supports.
 CPU_WIDTH = 576
 ON_CPU_ALONE = (
     "trains only on CPU (cluster.device=cpu): Transformer Engine's layers keep its down "

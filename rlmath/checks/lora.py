@@ -15,11 +15,11 @@ from rlmath.model.spec import ModelSpec
 from rlmath.utils.close_names import did_you_mean
 
 _UNMERGED = "actor.lora.rollout=unmerged"
-# Each has run in an engine with adapters (tests/engine/test_unmerged_families.py). vLLM's Phi-3 has
-# one adapter for query, key and value together, and one for gate and up; OLMo-2 runs on its
-# transformers backend, where no engine's adapters can be compared by name; an MoE's experts run on
-# Triton where an engine has adapters, which CPU engines lack, so that none was compared. Latent
-# attention decodes with matrices that vLLM makes of kv_b_proj, beside any adapter of it.
+# Families that have run in an engine with adapters (tests/engine/test_unmerged_families.py). The
+# others: vLLM's Phi-3 has one adapter for query, key and value together, and one for gate
+# and up; OLMo-2 runs on its transformers backend, whose adapters cannot be compared by name; an
+# MoE's experts with adapters need Triton, which CPU engines lack; latent attention decodes with
+# matrices that vLLM makes of kv_b_proj and ignores its adapter.
 UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
@@ -74,7 +74,7 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
         )
     if adapters.init_from is not None:
         yield from _merged_base_errors(Path(config.model.path), Path(adapters.init_from))
-        # It imports torch, which takes seconds that a check without it has no use for.
+        # Imported late, because torch takes seconds.
         from rlmath.weights.peft_folder import check_adapters
 
         try:
@@ -106,7 +106,7 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
     try:
         chunks_of_stages = layout.stage_chunks(model.layers)
     except UserError:
-        return  # Which rlmath/checks/layout.py says.
+        return  # rlmath/checks/layout.py reports it.
     for stage, chunks in enumerate(chunks_of_stages):
         for chunk in chunks:
             if any(layer in chunk for layer in lora.layers):

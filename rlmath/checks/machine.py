@@ -52,7 +52,7 @@ class Machine:
         return shutil.disk_usage(existing_parent(path)).free
 
     def with_gpus(self, count: int) -> Machine:
-        """This machine as if it had ``count`` GPUs and what they need: to check settings for
+        """This machine as if it had ``count`` GPUs with their software: to check settings for
         another one."""
         return dataclasses.replace(
             self,
@@ -83,7 +83,7 @@ class Machine:
 
 
 def existing_parent(path: str | Path) -> Path:
-    """``path`` itself, or the nearest folder above it that is there."""
+    """``path`` itself, or the nearest existing folder above it."""
     path = Path(path).absolute()
     while not os.path.exists(path):  # False, and no error, without permission to look.
         path = path.parent
@@ -91,7 +91,7 @@ def existing_parent(path: str | Path) -> Path:
 
 
 def unwritable(path: str | Path) -> str | None:
-    """Why nothing can be written in ``path``, a folder that is there or can be made.
+    """Why nothing can be written in ``path``, a folder that exists or can be made.
 
     A file is written and removed, as permissions say nothing of read-only and full file systems.
     """

@@ -47,7 +47,7 @@ def ask(config: Config, command: str, *, elsewhere: bool, ask_hub: bool) -> Answ
 
 
 def _servers(config: Config, command: str) -> Iterator[tuple[str, str, list[Endpoint]]]:
-    """Setting, cure and addresses, one of which has to answer."""
+    """Setting, fix and addresses, one of which has to answer."""
     for index, item in enumerate(config.reward.items):
         key = f"reward.items[{index}].name={item.name}"
         given = item.name
@@ -67,7 +67,7 @@ def _endpoints(urls: list[str]) -> Iterator[Endpoint]:
         try:
             yield Endpoint.parse(url)
         except ValueError:
-            continue  # Said where rewards are made.
+            continue  # The rewards report it.
 
 
 def _connect(server: tuple[str, str, list[Endpoint]]) -> tuple[str, str, list[str], int]:

@@ -1,7 +1,7 @@
 """Lines that ``--check`` and every start print: what a run will do.
 
-The arithmetic of batch and layout is in :func:`rlmath.config.arithmetic.describe`; this has what is
-optimized, with which rewards, what is evaluated, and what a recipe set.
+The arithmetic of batch and layout is in :func:`rlmath.config.arithmetic.describe`; these lines have
+the objective, the rewards, the evaluation, and the settings of a recipe.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _range(config: Config, item: RewardItem) -> Range | None:
     return any."""
     if item.name not in available_rewards():
         return None
-    if item.name == "math":  # Known here: its class imports the grader, which --check does without.
+    if item.name == "math":  # Its class imports the grader, which --check avoids.
         own = {"correct": config.reward.correct, "incorrect": config.reward.incorrect}
         values = {**own, **item.params}
         low, high = sorted((float(values["correct"]), float(values["incorrect"])))

@@ -30,7 +30,7 @@ from rlmath.model.folder import TINY
 from rlmath.plugins.source import is_path
 from rlmath.rewards.registry import any_graded
 
-# The problem as it is in the data.
+# The unchanged problem.
 BARE = "{prompt}"
 _PEEKED = 4
 

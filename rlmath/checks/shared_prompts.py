@@ -13,7 +13,7 @@ from rlmath.model.spec import ModelSpec
 def share_prompts(
     config: Config, model: ModelSpec | None, device: Device, command: str
 ) -> Iterator[str]:
-    """One message that says what does not allow it; ``model`` is ``None`` while it is not known."""
+    """One message with the reason why it is impossible; ``model`` is ``None`` if unknown."""
     actor = config.actor
     if command == "evaluate" or actor.share_prompts is not SharePrompts.always:
         return

@@ -1,4 +1,4 @@
-"""All that is checked, asked and downloaded before a command starts anything."""
+"""All checks and downloads before a command starts anything."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _with_remote_run(config: Config, folder: str, notes: list[str], *, check_onl
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
-    """The machine to check for, and what that leaves open.
+    """The machine to check for, and the checks that this leaves out.
 
     ``--check`` of settings for GPUs works on a machine without them, such as a login node.
     """

@@ -130,7 +130,7 @@ def _vocabulary(config: Config, path: str) -> Iterator[str]:
     """The teacher reads the policy's token ids: each has to mean the same token."""
     own_path = config.model.path
     if own_path != TINY and not Path(own_path).is_dir():
-        return  # Said elsewhere, or looked at when it has been downloaded.
+        return  # Reported elsewhere, or checked after the download.
     try:
         own, other = vocabulary(own_path), vocabulary(path)
     except UserError as error:

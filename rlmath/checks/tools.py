@@ -13,7 +13,7 @@ from rlmath.errors import ConfigError
 
 
 def tool_problems(config: Config) -> Iterator[str]:
-    """Tools and an environment that are not there, cannot be used, or are there twice, and a reward
+    """Tools and an environment that do not exist, cannot be used, or are there twice, and a reward
     that nothing gives or reads."""
     rollout, gives_reward = config.rollout, False
     if rollout.python_session and has_turns(rollout) and PYTHON not in rollout.tools:

@@ -1,4 +1,4 @@
-"""Whether the chosen trackers are there, and the port of the metrics is free."""
+"""Whether the chosen trackers are installed, and the port of the metrics is free."""
 
 from __future__ import annotations
 

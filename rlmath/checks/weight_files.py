@@ -128,7 +128,7 @@ _CONTENTS: dict[str, Callable[[str], str | None]] = {
 
 
 def weights_misfit(folder: Path) -> str | None:
-    """How tensors in whole files differ from what config.json says, or what is wrong with that."""
+    """How tensors of complete files differ from config.json, or an error of that file."""
     try:
         spec = read_model_spec(folder)
         files = sorted(set(listed_files(folder).values()))

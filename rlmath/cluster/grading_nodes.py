@@ -127,7 +127,7 @@ class NodeWorkers:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # As many at once as there are workers, and the question how many there are.
+        # A thread for each worker, and one that asks for their number.
         threads = (self._num_workers or MOST_WORKERS) + 1
         return (
             ray.remote(GradingNode)

@@ -1,4 +1,4 @@
-"""Ends what Ray leaves behind after its driver has ended for whatever reason.
+"""Ends the processes that Ray leaves behind, however its driver ended.
 
 The kernel ends Ray's head and node with the driver, and ranks and engines with those. Ray's agents
 outlive them: they try for a minute to report their node's death to the dead head. So a run that
@@ -26,7 +26,7 @@ class Guard:
     """The driver's handle on the guarding process."""
 
     def __init__(self) -> None:
-        # In its own session: what ends the run must not end it first.
+        # In its own session, so that a signal to the run does not end it first.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(os.getpid())],
             stdin=subprocess.PIPE,

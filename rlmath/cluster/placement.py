@@ -143,7 +143,7 @@ def _gpus_without(nodes: Collection[str]) -> int:
 
 
 def _gpu_failure(bundles: int, failed: Mapping[str, Sequence[GpuReport]]) -> GpuFailure:
-    """The error, after the bad nodes were written down for whoever can exclude them."""
+    """The error, after the bad nodes were recorded for launchers that can exclude them."""
     reports = [report for of_node in failed.values() for report in of_node]
     hosts = list(dict.fromkeys(report.host for report in reports))
     if path := os.environ.get(BAD_NODES_VARIABLE):

@@ -15,7 +15,7 @@ import psutil
 
 # Ray answers within this even when it has to start a process on the other node first.
 REMOTE_TIMEOUT_S = 20.0
-# Without its head Ray waits much longer for an answer that nobody needs.
+# Without its head node Ray would wait much longer for a useless answer.
 END_TIMEOUT_S = 3.0
 # A process may have to be started on the other node that ends children there.
 END_CHILDREN_TIMEOUT_S = 10.0

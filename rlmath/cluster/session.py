@@ -79,7 +79,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_worker_register_timeout_seconds", REGISTER_TIMEOUT_S)
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
-    # Ray forks with hooks in Python, which swallow what a signal's handler raises in them.
+    # Ray forks with Python hooks, which swallow exceptions of a signal's handler.
     with signals_wait("the start of Ray"), _out_of_our_process_group(), without_services():
         ray.init(
             address="local",

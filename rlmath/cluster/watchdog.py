@@ -25,7 +25,7 @@ from rlmath.cluster.processes import ProcessPlace, send_signal
 
 # Makes a rank or an engine write the stacks of its threads to its log.
 STACKS_SIGNAL = signal.SIGUSR2
-# Ends what the driver's main thread waits for; not a signal that others send to end a run.
+# Interrupts the driver's main thread; no other program sends this signal to end a run.
 END_SIGNAL = signal.SIGRTMIN
 DUMP_WAIT_S = 2.0
 # A main thread that has not ended by then hangs where no signal reaches it.

@@ -103,7 +103,7 @@ def _take(options: argparse.Namespace, given: Given) -> int:
     from rlmath.checks.weight_files import refuse_broken_folder
 
     model = local_model(options.model)
-    # A wrong folder does not wait for torch.
+    # Refuse a wrong folder before torch is imported.
     refuse_broken_folder(model)
     import torch
 

@@ -1,4 +1,4 @@
-"""``rlmath doctor``: what is wrong with a machine, before a run finds out.
+"""``rlmath doctor``: find problems of a machine before a run does.
 
 Each check gives findings: ``ok``, ``note`` (a run can start, but one should know) or ``bad`` (it
 cannot). With settings, the same model, data and layout checks are made as at the start of a run.

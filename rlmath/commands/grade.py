@@ -234,7 +234,7 @@ def _math_verify() -> Callable[[str, str], bool]:
         formula = gold if "$" in gold or "\\boxed" in gold else f"${gold}$"
         try:
             return bool(verify(parse(formula), parse(response)))
-        except Exception:  # what it cannot take it does not accept
+        except Exception:  # an answer that it cannot read is not accepted
             return False
 
     return verdict

@@ -33,12 +33,12 @@ from rlmath.monitor.samples import FOLDER, read_samples
 from rlmath.rewards.registry import any_graded
 from rlmath.weights.model_folder import replaced_source
 
-# In the run's folder, apart from what a training run and its evaluations have there.
+# Folder in the run's folder, separate from training and evaluations.
 SAMPLE_FOLDER = "sample"
 KEPT_FILE = "correct.jsonl"
 # Settings that decide how a row becomes a prompt, which `rlmath sft` would decide from its file.
 _STYLE = ("apply_chat_template", "prompt_template", "system_prompt", "template_date")
-# Statuses of answers that were graded; a grader that failed, or has no gold, says another.
+# Statuses of graded answers; a failed grader and a bad gold have other ones.
 _GRADED = ("correct", "wrong", "no_answer")
 # Outcomes of a sample, in the order in which they are decided.
 _OUTCOMES = ("truncated", "ungraded", "wrong", "duplicate", "capped", "kept")
@@ -155,7 +155,7 @@ def _next_command(options: argparse.Namespace, config: Config) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """Worked examples, and what became of all samples."""
+    """Worked examples, and the outcomes of all samples."""
 
     rows: list[dict[str, Any]]
     counts: Mapping[str, int]

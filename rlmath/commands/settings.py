@@ -1,4 +1,4 @@
-"""``rlmath settings``: what can be set, with type, range, default and meaning."""
+"""``rlmath settings``: all settings with type, range, default and meaning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def known_settings() -> Iterator[tuple[Setting, str]]:
-    """Each setting, and of an option what has to be chosen for it."""
+    """Each setting; for an option also the choice that it belongs to."""
     for setting in settings():
         yield setting, ""
     for section in (*SECTIONS, benchmark_options()):

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the last steps, then each step and event as it comes, until the run ends.
+    """Show the last steps, then each new step and event, until the run ends.
 
     Returns:
         The exit code: 0, however the run ended.

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-# Each does what the ones before it do.
+# Each includes the ones before it.
 CollapseAction = StrEnum("CollapseAction", ["log", "warn", "stop", "rollback"])
 
 

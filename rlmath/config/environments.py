@@ -16,7 +16,7 @@ from typing import Any
 from rlmath.plugins import NoTraits, Registry
 from rlmath.utils.setting import Options
 
-# The tool that is rlmath's own.
+# The built-in tool.
 PYTHON = "python"
 
 TOOLS: Registry[Callable[..., Any], NoTraits] = Registry("rollout.tools", NoTraits, plain=True)
@@ -32,7 +32,7 @@ def maker_of(name: str, given: Mapping[str, Any]) -> Callable[[], Any]:
         given: Its options, as in YAML.
 
     Raises:
-        PluginError: There is none of that name.
+        PluginError: There is no such name.
     """
     make, options = ENVIRONMENTS.get(name), ENVIRONMENTS.options(name)
     return make if options is Options else functools.partial(make, options.of(given))

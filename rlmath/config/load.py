@@ -63,7 +63,7 @@ class Composed:
         """Where a setting's value comes from, in words."""
         if any(key == one or key.startswith(one + ".") for one in self.given):
             return "the command line"
-        # As in conf/config.yaml: what comes later counts.
+        # As in conf/config.yaml, later ones win.
         for group in reversed(_ORDER):
             name = self.choices.get(group)
             if name and any(key in keys for keys in self._keys_of(group, name)):
@@ -372,7 +372,7 @@ def _compose_files(
 
 
 def _file_error(error: Exception) -> str:
-    """A message for what is wrong in a file of the groups; Hydra has it as text alone.
+    """A message for an error in a file of the groups, which Hydra reports only as text.
 
     It reads ``In 'experiment/mine': ConfigKeyError raised while composing config:``, the reason,
     and ``full_key: actor.x``; the first of these only while files are composed, the last only when

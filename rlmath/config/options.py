@@ -37,7 +37,7 @@ from rlmath.utils.setting import Options
 
 @dataclass(frozen=True)
 class OptionsSection:
-    """A section of options and what they belong to."""
+    """A section of options and the choice that they belong to."""
 
     key: str
     chooser: str

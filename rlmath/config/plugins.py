@@ -1,4 +1,4 @@
-"""The user's code that settings name, imported before anything that asks what it registers."""
+"""Import the user's code that settings name, before anything looks up what it registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of ``precision``: what actor and engines share, see ``rlmath/model/precision.py``."""
+"""Settings of ``precision``, which actor and engines share; see ``rlmath/model/precision.py``."""
 
 from __future__ import annotations
 

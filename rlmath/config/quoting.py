@@ -1,4 +1,4 @@
-"""Paths and texts as overrides, where they may have what means something to Hydra's overrides."""
+"""Paths and texts as Hydra overrides, with special characters quoted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that ``actor.recompute=selective`` computes again, of those of Megatron-core 0.16.1.
+"""Modules of Megatron-core 0.16.1 that ``actor.recompute=selective`` can recompute.
 
 Of its other modules ``layernorm`` fails without Transformer Engine (``CheckpointWithoutOutput``
 takes ``fp8=False`` for a request for FP8) and finds no norms with it, where they are within the

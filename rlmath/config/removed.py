@@ -1,4 +1,4 @@
-"""Settings and values that were removed, and what to use instead: giving one is an error."""
+"""Removed settings and values, with their replacements: giving one is an error."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ class Overlap:
 
 
 def overlap_of(rollout: RolloutConfig) -> Overlap:
-    """The numbers that ``rollout.schedule`` stands for, unless they are given."""
+    """The numbers of ``rollout.schedule``, unless they are given."""
     quarter = -(-rollout.max_response_tokens // 4)
     named = {
         None: Overlap(0 if rollout.cut_after_tokens is None else 2),

@@ -1,6 +1,6 @@
 """Every setting of a run. Hydra composes ``conf/`` onto these.
 
-Each section is a file beside this one, or stands with the component that takes it.
+Each section is a file in this folder, or is part of the component that takes it.
 ``MISSING`` (``???`` in a file) has to be given. Combinations are checked in ``rlmath/checks/``.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what a run prints and saves."""
+"""Keeps secrets out of all output of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 HIDDEN = "(hidden)"
-# As a word of the key's own: max_prompt_tokens is none.
+# As a separate word of the key: max_prompt_tokens does not match.
 _SECRET_KEY = re.compile(
     r"(?:^|[_-])(?:api_?key|key|secret|password|passwd|credentials?|auth|authorization|token|bearer)$",
     re.IGNORECASE,

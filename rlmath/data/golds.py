@@ -96,7 +96,7 @@ def _inspect(answer: str) -> tuple[str, str | None]:
 
 
 def _own_problem(answer: str, kind: str) -> str | None:
-    """Why an answer that can be compared is none."""
+    """Why an answer that can be compared is not accepted."""
     words = len(answer.split())
     if UNPRINTABLE.search(answer):
         return "it holds a control character"

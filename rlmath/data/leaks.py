@@ -18,7 +18,7 @@ from rlmath.errors import UserError
 
 # Below this number chance decides.
 LEAST_PROBLEMS = 32
-# Enough to tell a share to 0.01; each costs 0.2 ms when a run starts.
+# Enough for an error of 0.01; each prompt costs 0.2 ms when a run starts.
 MOST_PROBLEMS = 4096
 
 

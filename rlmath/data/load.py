@@ -26,11 +26,15 @@ _ROWS_IN_REPORT = 10
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the response to imitate."""
+    """A prompt with the response to imitate.
 
-    id: str  # The data file's name and the row in it.
+    Attributes:
+        id: The data file's name and the row in it.
+        response_token_ids: The response to learn, the end-of-sequence token included.
+    """
+
+    id: str
     prompt_token_ids: tuple[int, ...]
-    # The response to learn, the end-of-sequence token included.
     response_token_ids: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -45,13 +49,16 @@ def load_problems(
     graded: bool = True,
     needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
-    """Read problems, in the files' order. Returns the problems, and what became of the rows.
-    ``Problem.columns`` has every field of the row as it is in the file.
+    """Read problems, in the files' order.
 
     Args:
         settings: Fields, templates and what to do with rows that do not fit.
         limit: Keep the first N; ``None``: all.
         needs_box: Whether answers count only in a box.
+
+    Returns:
+        The problems, and the report on the rows. ``Problem.columns`` has every field of the row
+        as it is in the file.
 
     Raises:
         UserError: A file or a row that cannot be read, a prompt that is too long (where the
@@ -178,7 +185,7 @@ def _within_limits(
     skipped: list[str],
     limit: int | None,
 ) -> tuple[list[Draft], list[tuple[int, ...]], LoadReport]:
-    """Tokenize, and leave out what is too long or too many."""
+    """Tokenize, and drop rows that are too long or beyond the limit."""
     tokens = Encoder(tokenizer).encode(
         [draft.prompt for draft in drafts], add_first_tokens=not settings.apply_chat_template
     )

@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = "PreTrainedTokenizerBase | LightTokenizer | EnvironmentTokenizer"
 
 _TEXTS_PER_CALL = 8192
-# Between a problem and what an environment adds to it.
+# Between a problem and the text that an environment adds.
 OPENING_GLUE = "\n\n"
 _NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder. Raises UserError: the folder has none that
-    transformers can load."""
+    """The tokenizer of a Hugging Face folder.
+
+    Raises:
+        UserError: The folder has none that transformers can load.
+    """
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
@@ -44,9 +47,14 @@ class EnvironmentTokenizer:
     """A tokenizer for prompts that an environment takes part in.
 
     Args:
+        tokenizer: The model's.
         template: In place of its chat template.
         tools: Schemas of tools that the template lists.
-        opening: Returns what the environment adds to the problem of a row, if anything.
+        opening: Returns the text that the environment adds to the problem of a row, if any.
+
+    Attributes:
+        tool_names: Names of the tools.
+        opening: As given.
     """
 
     def __init__(
@@ -107,16 +115,30 @@ class PromptRenderer:
             )
 
     def render(self, value: Any, row: Mapping[str, Any]) -> str:
-        """The text of a prompt field. Raises MalformedRowError: as :func:`chat_messages`, or the
-        chat template refuses it. ``row``: all fields, for an environment."""
+        """The text of a prompt field.
+
+        Args:
+            value: The field's.
+            row: All fields, for an environment.
+
+        Raises:
+            MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
+        """
         messages = self.messages(value, row)
         if not self._settings.apply_chat_template:
             return messages[-1]["content"]
         return self._apply_chat_template(messages)
 
     def messages(self, value: Any, row: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chat messages of a prompt field: template filled, system prompt first. Raises
-        MalformedRowError: as :func:`chat_messages`. ``row``: all fields, for an environment."""
+        """The chat messages of a prompt field: template filled, system prompt first.
+
+        Args:
+            value: The field's.
+            row: All fields, for an environment.
+
+        Raises:
+            MalformedRowError: As :func:`chat_messages`.
+        """
         messages = chat_messages(value, bool(self._settings.apply_chat_template))
         text = self._fill_template(messages[-1]["content"])
         if self._opening is not None and (said := self._opening(row)):
@@ -237,9 +259,12 @@ class Encoder:
 
 
 def chat_messages(value: Any, apply_chat_template: bool) -> list[dict[str, str]]:
-    """A prompt field as chat messages; a text is one user message. Raises MalformedRowError: the
-    field is empty, is neither a text nor a list of chat messages whose last is the user's, or is a
-    list of several without ``apply_chat_template``."""
+    """A prompt field as chat messages; a text is one user message.
+
+    Raises:
+        MalformedRowError: The field is empty, is neither a text nor a list of chat messages whose
+            last is the user's, or is a list of several without ``apply_chat_template``.
+    """
     if isinstance(value, str):
         messages = [{"role": "user", "content": value}]
     elif isinstance(value, list):

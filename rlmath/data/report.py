@@ -1,4 +1,4 @@
-"""Counts of what loading did with the rows of data files."""
+"""Counts of kept, changed and dropped rows of data files."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def host_copies(
 ) -> Iterator[Tensor]:
     """Copies in pageable host memory, one after another.
 
-    A GPU copies to pageable memory through a small buffer of the driver's, at a few GB/s. This
+    A GPU copies to pageable memory through a small buffer of CUDA, at a few GB/s. This
     copies to a page-locked buffer at the link's rate, and from there on the host.
 
     Args:

@@ -19,7 +19,7 @@ class SideStream:
     """A side stream where there is only one queue, so nothing to wait for."""
 
     def start(self) -> None:
-        """Order everything queued here after what the caller has queued so far."""
+        """Order everything queued here after the work that the caller has queued so far."""
 
     @contextlib.contextmanager
     def queue(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Tokens of running sequences as arrays, until somebody reads a sequence.
+"""Tokens of running sequences as arrays, until a sequence is read.
 
 Most steps add tokens to the same sequences as the step before. Their arrays are kept as they are,
 and cut into sequences when these change, so that a step costs the same for one and for a thousand.

@@ -197,7 +197,7 @@ class RolloutEngine(Engine):
         self._weights_valid = True
 
     def weights_version(self) -> int:
-        """Version of the weights in force; 0 are those of the model folder."""
+        """Version of the current weights; 0 are those of the model folder."""
         return self._loop.weights_version
 
     def weights_checksums(self) -> dict[str, str]:
@@ -212,7 +212,7 @@ class RolloutEngine(Engine):
         return digests
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int | None]:
-        """Fingerprints of the weights in force, by Hugging Face name.
+        """Fingerprints of the current weights, by Hugging Face name.
 
         See ``rlmath.engines.transports.engine_fingerprints`` for what they cover on a CPU.
         ``part``: only this slice, and all adapters; ``None``: everything.

@@ -1,4 +1,4 @@
-"""An engine's set-up in vLLM's words: arguments, and folders of what it compiles."""
+"""An engine's set-up for vLLM: arguments, and folders of compiled code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Tokens of one step on CPU, at least.
 CPU_BATCHED_TOKENS = 4096
-# vLLM's name of what rollout.quantization=fp8 asks for; its rule is rlmath/model/fp8.py.
+# vLLM's name for rollout.quantization=fp8; its rule is rlmath/model/fp8.py.
 FP8 = "fp8_per_channel"
 # Schedulers of CPU engines and of those that schedule ahead, by the names that vLLM resolves.
 CPU_SCHEDULER = "rlmath.engines.patches.cpu_scheduler.DecodeScheduler"

@@ -85,7 +85,7 @@ def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
     """
 
     def note(key: tuple[int, str], value: Tensor, columns: bool = False) -> None:
-        # A copy: what follows may work in place. A long prompt comes in several pieces.
+        # A copy, since later operations may work in place. A long prompt comes in several pieces.
         rows = value.detach().float().cpu().reshape(-1, value.shape[-1]).clone()
         if key in noted:
             rows = torch.cat([noted[key][0], rows])

@@ -52,15 +52,15 @@ class Engine(Protocol):
         ...
 
     def finish_weight_update(self, version: int) -> None:
-        """Put the new weights in force, and clear caches of the old ones."""
+        """Activate the new weights, and clear caches of the old ones."""
         ...
 
     def weights_version(self) -> int:
-        """Version of the weights in force; 0 are those of the model folder."""
+        """Version of the current weights; 0 are those of the model folder."""
         ...
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int | None]:
-        """Fingerprints of the weights in force, or of a slice, by Hugging Face name."""
+        """Fingerprints of the current weights, or of a slice, by Hugging Face name."""
         ...
 
     def constants(self) -> list[dict[str, Any]]:

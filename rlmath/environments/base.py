@@ -87,7 +87,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class End:
-    """The episode is over.
+    """End of the episode.
 
     Attributes:
         reward: The environment's reward; ``None``: it has none, and the run's rewards decide.
@@ -109,7 +109,7 @@ class Episode(ABC):
         """
 
     def reward(self) -> float | None:
-        """The reward of the episode as it is, when a limit of the sample ends it; may take seconds.
+        """The reward of the episode so far, when a limit of the sample ends it; may take seconds.
 
         Raises:
             InfrastructureError: As :meth:`respond`.
@@ -117,7 +117,7 @@ class Episode(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what the episode holds, also in the middle of it."""
+        """Release resources of the episode, also in the middle of it."""
 
 
 class Environment(ABC):
@@ -142,7 +142,7 @@ class Environment(ABC):
 
 
 class TurnFormat(ABC):
-    """How calls stand in a model's text, and how observations become tokens."""
+    """How calls are written in a model's text, and how observations become tokens."""
 
     @property
     @abstractmethod

@@ -80,7 +80,7 @@ class ChatFormat(TurnFormat):
         self.template = self._check_template(template)
         if tools and parser == "auto":
             self._check_parser()
-        # The template may shorten or quote a text: what surrounds it is found by comparison.
+        # The template may shorten or quote a text, so its surroundings are found by comparison.
         self._around: dict[str, tuple[int, int]] = {}
         for role in self._roles:
             one, other = self._after_turn(role, ["1"]), self._after_turn(role, ["2"])
@@ -91,7 +91,7 @@ class ChatFormat(TurnFormat):
         return ()
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
-        # Calls in thoughts are none, also in those that the turn's end broke off.
+        # Calls in thoughts do not count, even if the turn ended within them.
         return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:
@@ -238,7 +238,7 @@ class ChatFormat(TurnFormat):
 
 
 def _common(one: str, other: str) -> int:
-    """The length of what two texts begin with."""
+    """Length of the common beginning of two texts."""
     return sum(
         1
         for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))

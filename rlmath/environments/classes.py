@@ -43,8 +43,7 @@ _CLOSING = 16
 
 
 class UserClass:
-    """A user's class. Raises ConfigError: it cannot be made, has no ``reset``, or a method is no
-    tool.
+    """A user's class.
 
     Args:
         setting: Where the user named it, for messages.
@@ -55,6 +54,9 @@ class UserClass:
         methods: Methods that are tools.
         replies: Whether it replies to turns.
         gives_reward: Whether it knows the reward.
+
+    Raises:
+        ConfigError: It cannot be made, has no ``reset``, or a method is no tool.
     """
 
     def __init__(self, setting: str, make: Callable[[], Any], limits: CallLimits) -> None:
@@ -82,8 +84,11 @@ class UserClass:
             self._close(probe)
 
     def begin(self, row: Mapping[str, Any]) -> tuple[Any, str | None]:
-        """A new instance, and what its ``reset`` returned. Raises InfrastructureError: it raised an
-        error, did not return, or returned something else."""
+        """A new instance, and what its ``reset`` returned.
+
+        Raises:
+            InfrastructureError: It raised an error, did not return, or returned something else.
+        """
         instance = self.call("making it", self._make)
         try:
             said = self.call("reset", instance.reset, **_accepted_fields(instance.reset, row))
@@ -98,7 +103,11 @@ class UserClass:
 
     def opening(self, row: Mapping[str, Any]) -> str | None:
         """Text that ``reset`` adds to the prompt of a row. An environment that adds nothing to the
-        first one is not asked again. Raises ConfigError: as :meth:`begin`."""
+        first one is not asked again.
+
+        Raises:
+            ConfigError: As :meth:`begin`.
+        """
         if self._opens is False:
             return None
         try:
@@ -110,8 +119,11 @@ class UserClass:
         return said
 
     def call(self, what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call what the model has nothing to do with, within the limits. Raises
-        InfrastructureError: it raised an error, or did not return."""
+        """Call a method of the instance that is no tool, within the limits.
+
+        Raises:
+            InfrastructureError: It raised an error, or did not return.
+        """
         place = f"{self.setting}: {what}"
         try:
             return self.limits.call(place, lambda: function(*given, **named), {})
@@ -122,7 +134,11 @@ class UserClass:
             raise InfrastructureError(text) from error
 
     def number(self, value: Any) -> float:
-        """A reward as a number. Raises InfrastructureError: it is none, or not finite."""
+        """A reward as a number.
+
+        Raises:
+            InfrastructureError: It is no number, or not finite.
+        """
         try:
             found = float(value)
         except (TypeError, ValueError) as error:
@@ -132,7 +148,7 @@ class UserClass:
         return found
 
     def close(self, instance: Any) -> None:
-        """Let an instance release what it holds; an error of it is logged."""
+        """Close an instance; its errors are logged."""
         try:
             self._close(instance)
         except InfrastructureError as error:

@@ -14,7 +14,7 @@ def cut_bytes(output: bytes, limit: int) -> str:
 
 
 def join_ends(head: bytes, tail: bytes, total: int) -> str:
-    """The first and the last bytes of ``total`` as text; what is no UTF-8 is replaced."""
+    """The first and the last bytes of ``total`` as text; invalid UTF-8 is replaced."""
     missing = total - len(head) - len(tail)
     if missing <= 0:
         return (head + tail).decode("utf-8", "replace")

@@ -28,7 +28,7 @@ class ToolSession(ABC):
         call, after retries."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what the sample holds."""
+        """Release resources of the sample."""
 
 
 class Tool(ABC):

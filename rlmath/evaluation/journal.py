@@ -1,4 +1,4 @@
-"""Samples of an unfinished evaluation, each written to disk as soon as it is there."""
+"""Samples of an unfinished evaluation, each written to disk as soon as it is finished."""
 
 from __future__ import annotations
 

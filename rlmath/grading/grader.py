@@ -104,8 +104,8 @@ class MathGrader:
         self._workers()
 
     def use_workers(self, workers: Workers) -> None:
-        """Ask these from now on; own processes end. While a grade is asked of those, it is an
-        error. The grader closes them."""
+        """Use these workers from now on, and end the grader's own processes; an error while a
+        grade is pending. The grader closes the workers."""
         with self._lock:
             before, self._pool = self._pool, workers
             own, self._pool_pid = self._pool_pid == os.getpid(), os.getpid()
@@ -241,10 +241,10 @@ class MathGrader:
         self._ask_workers(request, request.text, pending, usable, outcomes)
 
     def check_verifier(self) -> None:
-        """Let a worker process say whether it has the verifier.
+        """Check that a worker process has the verifier.
 
         Raises:
-            UserError: It has not; the message says why.
+            UserError: It does not; the message says why.
         """
         if self.settings.verifier is None:
             return

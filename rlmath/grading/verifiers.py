@@ -1,4 +1,4 @@
-"""Answer verifiers: what decides instead of rlmath's own comparison whether an answer is accepted.
+"""Answer verifiers, which decide in place of rlmath's comparison whether an answer is accepted.
 
 ``reward.verifier`` names one. It is called in the worker processes of the grader, under their
 limits of time, memory and files, once for each pair of an answer and an accepted answer.

@@ -223,7 +223,7 @@ def _draw_band(
 
 
 def _widen(ax: Any, panel: Panel) -> None:
-    """Give the vertical axis its least range, around what is drawn."""
+    """Give the vertical axis its least range, around the curve."""
     low, high = ax.get_ylim()
     least = max(panel.least_range, panel.least_share * max(abs(low), abs(high)))
     missing = least - (high - low)

@@ -1,4 +1,4 @@
-"""Digests of what each step worked on, by phase: ``rlmath bisect`` compares those of two runs.
+"""Digests of the data of each step, by phase; ``rlmath bisect`` compares those of two runs.
 
 ``digests.jsonl`` has a line for each step with one digest for each phase, and
 ``samples/step_000012.digests.json`` the digests of each problem, sample, sequence, minibatch and
@@ -21,7 +21,7 @@ from rlmath.monitor.files import json_objects, replacing, to_json
 from rlmath.types import ONE_TURN, GradedSample, Group, Sample
 
 DIGESTS_FILE = "digests.jsonl"
-# Settings that say where a run is and how it was started, not what it computes.
+# Settings of a run's place and start, which do not change its results.
 _PLACES = ("runner.run_dir", "runner.resume", "runner.accept_changes")
 # Characters of an item in a step's file; a phase's digest is of all of its items' 16 characters.
 _ITEM_CHARACTERS = 8
@@ -39,7 +39,7 @@ class Phase:
     words: str
 
 
-# In the order of a step: what comes later depends on what came before.
+# In the order of a step: each phase depends on the ones before.
 PHASES = (
     Phase("start_weights", "tensors", "the weights before the first step"),
     Phase("problems", "problems", "the data order: which problems were drawn"),
@@ -80,7 +80,7 @@ def of_number(value: int) -> str:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by full key, without what differs between two folders of the same run."""
+    """Settings by full key, without those that differ between two folders of the same run."""
     folder = str(settings.get("runner.run_dir") or "\0")
     places = sorted({folder, str(Path(folder).absolute())}, key=len, reverse=True)
 
@@ -149,7 +149,7 @@ class StepDigests:
 
 
 def digest_samples(groups: Sequence[Group]) -> StepDigests:
-    """Digests of what was sampled and how it was rewarded, in the order of the problems."""
+    """Digests of samples and their rewards, in the order of the problems."""
     found = StepDigests()
     problems = [group.problem for group in groups]
     ids = [problem.id for problem in problems]
@@ -220,7 +220,7 @@ class DigestLog:
         self.now = StepDigests()
 
     def settings(self, values: Mapping[str, Any]) -> None:
-        """The settings in force, by full key."""
+        """The current settings, by full key."""
         plain = comparable(values)
         self._settings = digest(*(f"{key}={to_json(plain[key])}" for key in sorted(plain)))
 
@@ -262,13 +262,13 @@ def details_path(run_dir: Path, step: int) -> Path:
 
 
 def read_digests(run_dir: str | Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's ``digests.jsonl``; what is cut off or damaged is left out."""
+    """The lines of a run's ``digests.jsonl``; damaged ones are left out."""
     lines = json_objects(Path(run_dir, DIGESTS_FILE))
     return (line for line in lines if isinstance(line.get("step"), int))
 
 
 def read_details(run_dir: str | Path, step: int) -> dict[str, Any] | None:
-    """The digests of a step's items; ``None``: they are gone, or damaged."""
+    """The digests of a step's items; ``None``: missing or damaged."""
     try:
         found = json.loads(details_path(Path(run_dir), step).read_bytes())
     except (OSError, ValueError):

@@ -30,7 +30,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse to replace existing files, before a tool begins. Raises UserError: one is there."""
+    """Refuse to replace existing files, before a tool begins.
+
+    Raises:
+        UserError: The file exists.
+    """
     for path in paths:
         if path.is_dir():
             raise UserError(f"{option}: {path} is a folder; give the name of a file")
@@ -48,7 +52,7 @@ def _umask() -> int:
 
 
 def json_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; what is damaged, or cut off at the end, is left out."""
+    """The objects of a file of JSON lines; damaged lines are left out."""
     if path.is_file():
         yield from filter(None, map(json_object, path.read_bytes().split(b"\n")))
 

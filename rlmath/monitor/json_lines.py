@@ -52,8 +52,12 @@ class LinesProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def write(self, path: Path, batches: Iterable[Rows]) -> None:
-        """See :func:`write_lines`; returns when the file is there. Raises OSError: it cannot be
-        written; ProcessDied: the process was ended; the next file has another one."""
+        """See :func:`write_lines`; returns when the file is written.
+
+        Raises:
+            OSError: It cannot be written.
+            ProcessDied: The process was ended; the next file has another one.
+        """
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -114,7 +118,7 @@ def main() -> None:
             write_lines(path, (row for rows in batches for row in rows))
         except OSError as error:
             failure = error
-            for _ in batches:  # What the driver still sends of this file.
+            for _ in batches:  # Drop the rest of this file.
                 pass
         pickle.dump(failure, answers)
         answers.flush()
@@ -133,7 +137,7 @@ def _next(pipe: IO[bytes]) -> Any:
 
 
 def _batches(pipe: IO[bytes]) -> Iterator[Rows]:
-    """Batches of a file. When the input ends in it, so does this process: nobody waits for it."""
+    """Batches of a file. When the input ends in it, so does this process."""
     while True:
         try:
             rows = pickle.load(pipe)

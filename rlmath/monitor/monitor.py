@@ -27,7 +27,7 @@ from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter
 from rlmath.types import Group
 
 WARNINGS_FILE = "warnings.jsonl"
-# Steps between two looks at what their files take.
+# Steps between two measurements of the size of their files.
 _LOOK_AT_SIZES_EVERY = 100
 
 
@@ -100,7 +100,7 @@ class Monitor:
     ) -> None:
         """Every sample to ``samples/``, and a few to TensorBoard with the step's metrics.
 
-        The file is written while the ranks compute; it is there when ``log_step`` returns.
+        The file is written while the ranks compute; it is complete when ``log_step`` returns.
 
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
@@ -172,7 +172,7 @@ class Monitor:
             self.warn(f"not written: {error}")
 
     def close(self) -> None:
-        """End the thread once what it writes is written, and the process that wrote for it."""
+        """Finish writing, then end the thread and its process."""
         self._observers.close()
         self._thread.shutdown(wait=True)
         self._lines.close()
@@ -202,7 +202,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Between two steps the caller has the run: no phase, no time of a step, nothing to say."""
+        """Between two steps the caller has the run: no phase and no step is timed."""
         with self.phase.pause(), self._display.pause():
             yield
 

@@ -19,12 +19,15 @@ class PhaseObserver(Protocol):
 
     def begin(self, phase: str, step: int) -> None:
         """A phase of a step begins, such as ``generate`` or ``update``."""
+        ...
 
     def end(self, phase: str, step: int, seconds: float) -> None:
-        """It is over after ``seconds``, phases within it included."""
+        """A phase ended after ``seconds``, nested phases included."""
+        ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Called at the end of the run."""
+        ...
 
 
 # Each is called in a run that imports it.

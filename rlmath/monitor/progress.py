@@ -1,4 +1,4 @@
-"""Where a run stands, for a person: one line per step, and in a terminal a live bar below it."""
+"""Progress of a run for a person: one line per step, and in a terminal a live bar below it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,11 @@ class ProgressDisplay:
             self._is_paused, self._phase_since = False, now
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over. ``metrics``: metrics of the step; missing ones are not shown."""
+        """Print a finished step.
+
+        Args:
+            metrics: Metrics of the step; missing ones are not shown.
+        """
         self._done = step
         self._ends.append(time.perf_counter())
         own = self._ends[-1] - self._ends[-2]
@@ -159,7 +163,7 @@ class ProgressDisplay:
         return found.words(self._rate.update(found.tokens))
 
     def seconds_left(self) -> float:
-        """Steps that remain, at the mean pace of the last ten; NaN before the second is over."""
+        """Steps that remain, at the mean pace of the last ten; NaN before the end of the second."""
         steps = len(self._ends) - 1
         if not steps or self._done < self._first:
             return float("nan")
@@ -188,8 +192,11 @@ class ProgressDisplay:
 def step_line(
     step: int, total: int, metrics: Mapping[str, float], seconds: float, left: float
 ) -> str:
-    """A step that is over, in one line. ``total``: number of the run's last step; 0: an evaluation,
-    which has no steps."""
+    """A finished step in one line.
+
+    Args:
+        total: Number of the run's last step; 0: an evaluation, which has no steps.
+    """
     parts = [f"step {step:>{len(str(total))}}/{total}"] if total else []
     if metrics.get("sampling/requested_groups") == 0 and "rollout/rewards" not in metrics:
         parts.append(f"{metrics['sampling/trained_groups']:.0f} groups sampled before")

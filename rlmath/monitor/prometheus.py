@@ -1,8 +1,8 @@
 """The metrics of a running run for Prometheus: ``http://127.0.0.1:PORT/metrics``.
 
 Every tag of ``docs/metrics.md`` is the gauge ``rlmath_metric`` with
-the label ``tag``, so that a metric has one name in all places; what a dashboard or an alert needs
-of the run itself has other names (:data:`RUN_METRICS`).
+the label ``tag``, so that a metric has one name everywhere; figures of the run itself, for
+dashboards and alerts, have separate names (:data:`RUN_METRICS`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MetricsServer:
             self._phase, self._phase_began_s = name, time.time()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done. A metric that it does not have keeps its last value."""
+        """Set the metrics of a finished step; the others keep their last values."""
         with self._lock:
             self._values["rlmath_step"] = step
             self._values["rlmath_step_end_seconds"] = time.time()

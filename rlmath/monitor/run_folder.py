@@ -72,8 +72,11 @@ class RunFolder:
         return attempts(self.folder)
 
     def settings_of(self, step: int) -> Mapping[str, Any]:
-        """The settings in force in a step, nested as in YAML. Raises UserError: the run has not
-        noted any."""
+        """The settings of a step, nested as in YAML.
+
+        Raises:
+            UserError: The run has not noted any.
+        """
         if not self.attempts:
             raise UserError(f"{self.folder} has no {CONFIG_FILE}, so its settings are not known")
         return attempt_of(self.attempts, step).settings
@@ -134,7 +137,7 @@ class RunFolder:
         return found
 
     def details(self, step: int) -> dict[str, Any] | None:
-        """The digests of a step's items; ``None``: they are gone, or damaged."""
+        """The digests of a step's items; ``None``: missing or damaged."""
         return read_details(self.folder, step)
 
     @functools.cached_property
@@ -152,7 +155,7 @@ class RunFolder:
         return {file.step: file for file in self.samples if file.kind == TRAINING}
 
     def rows(self, file: SamplesFile) -> Iterator[dict[str, Any]]:
-        """The samples of a file; what cannot be read is left out and counted in ``damaged``."""
+        """The samples of a file; unreadable ones are left out and counted in ``damaged``."""
         with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as lines:
             try:
                 for line in lines:

@@ -1,4 +1,4 @@
-"""The attempts that a run's folder notes, and the settings in force when. Read without torch."""
+"""The attempts in a run's folder, with their settings. Read without torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlmath.monitor.files import json_objects
 
 CONFIG_FILE = "config.yaml"
 ATTEMPTS_FILE = "attempts.jsonl"
-# How the run was resumed is no part of what it computes.
+# The way of resuming does not change results.
 NOT_COMPARED = ("runner.resume", "runner.accept_changes")
 
 
@@ -43,8 +43,8 @@ class Attempt:
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
-    """The attempts whose steps count, in order: a later one that began earlier replaces those
-    before it. From ``config.yaml`` alone where nothing was recorded."""
+    """The attempts whose steps count, in order: an attempt that begins at an earlier step replaces
+    those after it. Without records, one attempt from ``config.yaml``."""
     found: list[Attempt] = []
     for line in _of_this_run(run_dir):
         file = run_dir / line["config"]
@@ -85,7 +85,7 @@ def resume_steps(run_dir: Path) -> list[int]:
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Changes of what both sides have."""
+    """Changes of settings that both sides have."""
     return [
         Change(key, before[key], now[key])
         for key in now

@@ -79,7 +79,7 @@ def priority(problem_id: str) -> bytes:
 
 
 def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object]) -> Path:
-    """Write ``samples/step_000012.engines.json``: what each engine did for the step's samples."""
+    """Write ``samples/step_000012.engines.json``: each engine's work for the step's samples."""
     path = Path(run_dir, FOLDER, f"step_{step:06d}.engines.json")
     with replacing(path) as file:
         file.write(f"{to_json({'step': step, **engines})}\n".encode())
@@ -87,8 +87,8 @@ def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object])
 
 
 def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
-    """Remove the oldest steps' files while all of them take more than this; never those of the
-    newest step that has samples, and of later ones.
+    """Remove the oldest steps' files while the total is above the limit; never those of the
+    newest step with samples, or of later ones.
 
     Evaluation's samples are kept.
     """

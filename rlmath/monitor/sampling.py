@@ -36,8 +36,8 @@ class TokenRate:
         self._seen: deque[tuple[float, int]] = deque()
 
     def update(self, tokens: int, now_s: float | None = None) -> float | None:
-        """Note how many there are; ``None`` until a second has passed, and when engines were
-        started again."""
+        """Update with the tokens so far; ``None`` in the first second and after an engine's
+        restart."""
         now_s = time.monotonic() if now_s is None else now_s
         if self._seen and tokens < self._seen[-1][1]:
             self._seen.clear()

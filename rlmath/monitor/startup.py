@@ -13,7 +13,7 @@ class Say(Protocol):
 
 
 class StartLog:
-    """Prints what begins, with the seconds since the start: the next line says how long it took."""
+    """Prints each part that begins, with the seconds since the start."""
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir

@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to, in one small object."""
+"""``summary.json``: the result of a run in one small object."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class PhaseTimer:
     ) -> None:
         """
         Args:
-            on_phase: Told the name of each phase that begins, or that is gone back to.
-            observe: Told the name of each phase when it begins, with ``None``, and when it ends,
-                with its seconds, phases within it included.
+            on_phase: Called with the name of each phase that begins or resumes.
+            observe: Called with the name of each phase when it begins, with ``None``, and when it
+                ends, with its seconds, nested phases included.
         """
         self._on_phase, self._observe = on_phase, observe
         self._seconds: dict[str, float] = {}
@@ -39,8 +39,8 @@ class PhaseTimer:
 
     @property
     def changes(self) -> int:
-        """How often a phase has begun or ended. During a pause it grows with each look: nothing is
-        waited for."""
+        """How often a phase has begun or ended. During a pause it grows with each call, so that
+        a pause never counts as a stall."""
         self._changes += self._is_paused
         return self._changes
 
@@ -79,8 +79,10 @@ class PhaseTimer:
     def finish_step(self) -> dict[str, float]:
         """``timing/<phase>`` in seconds for each phase since the last call, and start over.
 
-        ``timing/step`` is the whole, ``timing/other`` what no phase claims. Raises RuntimeError: a
-        phase is still open.
+        ``timing/step`` is the whole, ``timing/other`` the time outside of phases.
+
+        Raises:
+            RuntimeError: A phase is still open.
         """
         if self._open:
             raise RuntimeError(f"the step ends within the phase {self._open[-1]!r}")

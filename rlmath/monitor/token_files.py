@@ -66,7 +66,7 @@ def read_traced(run_dir: str | Path) -> Iterator[tuple[int, Sequence[TracedSampl
 def read_tokens(
     run_dir: str | Path, step: int
 ) -> Iterator[tuple[TracedSample, dict[str, NDArray[Any]]]]:
-    """The samples of a step with their values; none where the file is gone or damaged."""
+    """The samples of a step with their values; none if the file is missing or damaged."""
     try:
         header, arrays = read_arrays(token_file(run_dir, step))
         samples = [TracedSample(**one) for one in header["samples"]]

@@ -114,7 +114,7 @@ def _number(tag: str, value: Any) -> float:
 
 
 def set_aside(run_dir: Path, *more: str) -> None:
-    """Move what an earlier run wrote, if it came as far as a step, to its own folder."""
+    """Move the files of an earlier run that finished a step to a separate folder."""
     if not any(True for _ in _lines(run_dir / METRICS_FILE)):
         # Digests of an unfinished step.
         (run_dir / DIGESTS_FILE).unlink(missing_ok=True)

@@ -244,7 +244,7 @@ def _run_file(source: Source, file: Path) -> None:
 
 
 def _beside(file: Path, error: BaseException) -> str:
-    """How to import what stands beside a file, which a script's own folder allows."""
+    """How to import modules from the folder of a file, like a script can."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     name = (missing or "").partition(".")[0]
     if not name or not any((file.parent / one).exists() for one in (f"{name}.py", name)):

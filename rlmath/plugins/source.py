@@ -1,4 +1,4 @@
-"""Where a user's code stands, and the hashes of its source files."""
+"""The place of a user's code, and the hashes of its source files."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class MixItem:
     Attributes:
         weight: Factor in the total; 0 only logs the value.
         required: Its ``None`` makes the total ``None``.
-        completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
+        completion_format: Form of its completions: ``chat`` (message lists) or ``text``.
     """
 
     reward: Reward

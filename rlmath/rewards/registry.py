@@ -16,7 +16,7 @@ from rlmath.rewards.loading import FunctionReward, load_reward
 if TYPE_CHECKING:  # It needs OmegaConf, which rewards alone do without.
     from rlmath.config.reward import RewardConfig
 
-# Name -> where the class stands. Imported when asked for, so that a reward costs nothing unused.
+# Name -> place of the class, which is imported on first use.
 _BUILT_IN = {
     "accuracy": "rlmath.rewards.accuracy:Accuracy",
     "binary_code": "rlmath.rewards.binary_code:BinaryCode",

@@ -15,7 +15,7 @@ from rlmath.types import GradedSample, Group, Problem, Repetition, Sample
 from rlmath.utils.daemon_threads import DaemonThreads
 from rlmath.utils.futures import gather, resolve, when_all
 
-# How often what waits for grades looks whether it is to end.
+# Seconds between two checks for a request to end, while waiting for grades.
 LOOK_EVERY_S = 0.1
 
 
@@ -121,7 +121,7 @@ class Grading:
         """The group of a problem, once all its rewards have finished."""
         arrived = sorted(arrived, key=lambda item: item[0].index)
         samples = [sample for sample, _ in arrived]
-        # Nothing can be said of the others, also not in comparison.
+        # The others cannot be graded, not even relative to each other.
         sound = [one for one in samples if one.failure is None]
         pieces = gather([piece for one, piece in arrived if one.failure is None])
         group: Future[Group] = Future()

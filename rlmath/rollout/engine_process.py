@@ -82,7 +82,7 @@ class EngineProcess:
 
     @property
     def can_sample(self) -> bool:
-        """Whether it has started, with the weights in force."""
+        """Whether it has started and has the current weights."""
         return self.starting is None and not self.waits_for_weights
 
     def place(self) -> ProcessPlace | None:

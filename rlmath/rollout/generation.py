@@ -56,7 +56,7 @@ class Generation:
         number: Larger than the previous generation's: engines drop requests of older ones.
         stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
         outlasts_engines: Wait until the round is cut, instead of failing, when no engine has the
-            weights in force any more.
+            current weights any more.
         episodes: Answer the turns of requests that have a problem.
         clock_s: The clock; with ``wait``, replaced in simulations.
         wait: Waits for answers as ``ray.wait`` does.

@@ -43,7 +43,7 @@ class LiveGroup:
         return len(self.requests) - len(self.finished)
 
     def known_samples(self) -> list[Sample]:
-        """Finished and unfinished samples, continued ones as they were before."""
+        """Finished and unfinished samples; continued ones with their earlier tokens."""
         return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
 
     def add(self, sample: Sample) -> None:

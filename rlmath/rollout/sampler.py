@@ -99,7 +99,7 @@ class Sampler:
         self.round: Round | None = None  # Sampled groups that no step has taken yet.
         # Guards the sampler; notified when there are new requests or grades.
         self.changed = threading.Condition()
-        # Whether what samples is to end, or to fail.
+        # Whether sampling has to end, or to fail.
         self._stopped = self._cancelled = False
         # Problems skipped in this step because of their cooldown.
         self._skipped = 0
@@ -186,7 +186,7 @@ class Sampler:
         """
         self._admit_resumed(step + is_taken)
         overlap, steps_left = self._overlap, self._max_lag
-        if overlap.cuts_at_sync:  # What no step of the run trains is not begun.
+        if overlap.cuts_at_sync:  # Do not begin groups that no step will train on.
             steps_left = max(0, self._config.runner.steps - step)
         self._work = StepSampling(
             step,
@@ -276,7 +276,7 @@ class Sampler:
         return self.round
 
     def _write_events(self, step: int) -> None:
-        """Write what became of groups since the step took its own."""
+        """Write the outcomes of groups since the step took its own."""
         events, self._events = self._events, []
         live = self._live.keys() | {ordinal for ordinal, _ in self._groups.carried_over}
         admitted = {event["group"] for event in events if event["event"] == Event.admitted}
@@ -497,7 +497,7 @@ class Sampler:
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """The state of now, put into words when it is called: groups of a step are a lot to
         encode, and most steps make no checkpoint."""
-        # Groups and samples do not change, only what holds them.
+        # Groups and samples do not change, only their containers.
         kept = sorted(self._groups.carried_over, key=lambda pair: pair[0])
         done = self.round
         live = [group.copy() for group in self._live.values()]

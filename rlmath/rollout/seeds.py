@@ -1,6 +1,6 @@
 """Seeds of requests: each sample of a run has its own random stream.
 
-A seed depends on what is sampled and on nothing else, so the same run gives the same samples with
+A seed depends only on run seed, step, problem and index, so the same run gives the same samples with
 any number of engines, in any order, and when a request is run again after an engine was lost.
 """
 
@@ -44,7 +44,7 @@ def requests_for(
     step: int,
     wants_routes: bool = False,
 ) -> list[Request]:
-    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
+    """Requests for ``samples`` completions of each problem, in the order of problems."""
     return [
         Request(
             problem_id=problem.id,

@@ -52,7 +52,7 @@ class SamplingParts:
 
 
 class StepSampling:
-    """Requests to engines, and what becomes of their samples. Not for several threads at once.
+    """Requests to engines, and the outcome of their samples. Not thread-safe.
 
     Args:
         step: The current optimization step, from 1.
@@ -150,7 +150,7 @@ class StepSampling:
         return requests
 
     def poll(self) -> None:
-        """Take what has come from elsewhere than engines: finished grades."""
+        """Take finished grades."""
         self._decide(self.grading.take_finished())
 
     @property
@@ -179,7 +179,7 @@ class StepSampling:
         return self._parts.overlap.budget_tokens
 
     def _next(self) -> list[Request]:
-        """Requests for what is known now."""
+        """Requests of the present groups."""
         groups, self._to_continue = self._to_continue, []
         requests = [one for group in groups for one in self._continue(group, self._budget_tokens)]
         requests += self._replace_dropped()

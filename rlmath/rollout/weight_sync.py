@@ -17,8 +17,8 @@ from rlmath.weights.slices import Rotation, WeightSlice
 # An engine that takes its first weights may still ignore the second.
 FIRST_SYNCS = 3
 MAX_SHARE_OF_TIME = 0.005
-# Number of syncs' shares by which the comparisons may exceed their time; then some syncs have no
-# comparison.
+# Comparisons may exceed their share of time by that of this many syncs; then syncs without a
+# comparison follow.
 MAX_DEBT_SYNCS = 4
 
 
@@ -27,27 +27,37 @@ class WeightSender(Protocol):
 
     def begin_room(self) -> Sequence[Residue]:
         """Begin to give up memory; the memory left until ``make_room``."""
+        ...
 
     def make_room(
         self, part: str, meanwhile: Callable[[], None] | None = None
     ) -> Sequence[Residue]:
         """Give up memory before engines take it for ``weights`` or ``kv_cache``, calling
         ``meanwhile`` in the meantime; the memory left."""
+        ...
 
     def send_weights(self, version: int) -> None:
         """Make every rank call ``TrainerConnection.send_weights``, and wait for all."""
+        ...
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """Fingerprints of the engines' expected tensors; see ``BucketGatherer.fingerprints``."""
+        ...
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The extent of a comparison after a sync."""
+    """The extent of a comparison after a sync.
 
-    part: WeightSlice | None = None  # Slice of the weights; None: all of them.
-    work: float = 0.0  # Work of the slice, as counted by Rotation.
-    covers_all: bool = True  # Whether every tensor has been compared when this is done.
+    Attributes:
+        part: Slice of the weights; ``None``: all of them.
+        work: Work of the slice, as counted by ``Rotation``.
+        covers_all: Whether every tensor has been compared when this is done.
+    """
+
+    part: WeightSlice | None = None
+    work: float = 0.0
+    covers_all: bool = True
 
 
 class Verification:
@@ -63,6 +73,9 @@ class Verification:
             are also compared in the first three syncs of started or restarted engines.
         rotation: The slices; ``None``: all weights are compared each time, and with ``every`` of
             ``None`` as often as that takes 0.5 %.
+
+    Attributes:
+        compared_share: Share of the weights, by work, compared after the last sync.
     """
 
     def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
@@ -74,7 +87,7 @@ class Verification:
         self._full_s, self._overhead_s = 0.0, 0.0
         # Time that comparisons may still take.
         self._balance_s = 0.0
-        self.compared_share = 0.0  # Share of the weights, by work, compared after the last sync.
+        self.compared_share = 0.0
 
     def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
         """The comparison after the sync that begins at ``now_s``, if any."""
@@ -112,7 +125,7 @@ class Verification:
     def record(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
         """Record a comparison that found no difference and took ``seconds``."""
         if comparison.part is None:
-            # The comparisons at a start of engines are no debt, and no time of a step.
+            # The comparisons after a start of engines do not count.
             if pool.verified_syncs < FIRST_SYNCS:
                 self._spent_s = seconds
             else:
@@ -142,13 +155,14 @@ def sync_weights(
     """Send the actor's present weights to all engines.
 
     Engines that share the actor's GPUs first take memory for weights and, after the weights have
-    arrived, for the KV cache. Before each, the actor gives up what it offloads: optimizer state
-    first, and weights once they are sent, so that neither side holds everything beside the other.
-    Both are copied to the host from the end of the update on, and engines need not wait for the
-    optimizer's copy if ``wake_room`` finds memory for their weights beside it.
+    arrived, for the KV cache. Before each, the actor offloads: first the optimizer state, then the
+    weights, once they are sent, so that the two sides never hold everything at once. The copies to
+    the host begin at the end of the update, and engines need not wait for the optimizer's copy if
+    ``wake_room`` finds memory for their weights beside it.
     Each engine resets its prefix cache before it reports the version.
 
     Args:
+        sender: The actor.
         pool: Its engines, without unfinished requests.
         version: Larger than the pool's, or the pool's with ``again``.
         verification: Schedule of comparisons of the engines' weights with the actor's; ``None``:
@@ -157,7 +171,7 @@ def sync_weights(
         wake_room: Decides whether engines wake while ranks copy; ``None``: they wait.
 
     Returns:
-        Memory of the ranks while all engines slept, and before these took it for the KV cache.
+        Memory of the ranks while all engines slept, and just before engines allocated KV caches.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
@@ -205,13 +219,19 @@ def compare_weights(
     sent: Mapping[str, int] | None = None,
     part: WeightSlice | None = None,
 ) -> int:
-    """Compare what every engine holds with the actor's present weights. Returns the number of
-    tensors that were compared. Raises WeightsError: an engine holds other weights; the tensors are
-    named.
+    """Compare every engine's weights with the actor's.
 
     Args:
+        sender: The actor.
+        pool: Its engines.
         sent: Fingerprints of the actor's weights; ``None``: they are taken now.
         part: Only this slice; ``None``: everything.
+
+    Returns:
+        The number of tensors that were compared.
+
+    Raises:
+        WeightsError: An engine holds other weights; the tensors are named.
     """
     sent = sender.weights_fingerprints(part) if sent is None else sent
     compared = 0

@@ -1,1 +1,1 @@
-"""The training loop: what a step does, when it is saved, and how a run starts and restarts."""
+"""The training loop: steps, checkpoints, start and restart of a run."""

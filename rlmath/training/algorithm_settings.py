@@ -46,7 +46,7 @@ def reference_settings(config: Config) -> ReferenceSettings:
 
 
 def reference_share(algorithm: AlgorithmConfig, step: int) -> float:
-    """Share of the policy that the reference takes over after a step; 0: it stays as it is."""
+    """Share of the policy that the reference takes over after a step; 0: none."""
     reference = algorithm.reference
     if algorithm.kl_coef == 0:
         return 0.0

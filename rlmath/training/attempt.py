@@ -48,15 +48,21 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Training:
-    """Parts of the training loop. Made by :func:`open_run`."""
+    """Parts of the training loop. Made by :func:`open_run`.
 
-    parts: StepParts  # Parts of a step.
+    Attributes:
+        parts: Parts of a step.
+        done: Steps done before this start.
+        begins: A new run, to which earlier steps in the folder do not belong.
+    """
+
+    parts: StepParts
     sampler: Sampler
     saver: Saver
     detectors: CollapseDetectors
     held_out: Sequence[HeldOut]
-    done: int  # Steps done before this start.
-    begins: bool  # A run begins: what the folder had of steps is of another one.
+    done: int
+    begins: bool
 
     @property
     def config(self) -> Config:
@@ -70,8 +76,11 @@ class Training:
 
 
 def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
-    """Check a checkpoint before ranks and engines are started. Raises UserError: the run cannot
-    continue from it."""
+    """Check a checkpoint before ranks and engines are started.
+
+    Raises:
+        UserError: The run cannot continue from it.
+    """
     sampler = found.driver_state["sampler"]
     if (place := sampler.get("stream")) is not None:
         stream.load_state_dict(place)
@@ -81,25 +90,33 @@ def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Data of a run, and where it begins, before anything is started."""
+    """Data of a run, and where it begins, before anything is started.
+
+    Attributes:
+        store: The run's checkpoints.
+        checkpoint: To begin with; ``None``: the model's own weights.
+    """
 
     stream: Stream
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
-    store: CheckpointStore  # The run's checkpoints.
-    checkpoint: Checkpoint | None  # To begin with; None: the model's own weights.
+    store: CheckpointStore
+    checkpoint: Checkpoint | None
 
     @property
     def own_step(self) -> int:
-        """The step up to which what the folder has of steps is of this run; 0: none, before a new
+        """Last step in the folder that belongs to this run; 0: none, before a new
         run or one that begins from another run's checkpoint, or from one that was set aside."""
         found = self.checkpoint
         return found.step if found and self.store.owns(found.path) else 0
 
 
 def load_data(config: Config) -> _Begin:
-    """Read problems and the last checkpoint. Raises UserError: the data, or the checkpoint with
-    these settings, cannot be used."""
+    """Read problems and the last checkpoint.
+
+    Raises:
+        UserError: The data, or the checkpoint with these settings, cannot be used.
+    """
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
     stream, problems = open_problems(config, tokenizer)

@@ -50,7 +50,7 @@ class HasState(Protocol):
 
 @dataclass(frozen=True)
 class _Point:
-    """The end of a step: what a checkpoint of it holds beside the ranks' part."""
+    """State at the end of a step that a checkpoint has in addition to the ranks' part."""
 
     step: int
     parts: Mapping[str, Callable[[], dict[str, Any]]]
@@ -194,11 +194,11 @@ class Saver:
                 )
 
     def poll(self) -> None:
-        """Make a checkpoint of what was written in the background, if it is there; at any time."""
+        """Make a checkpoint of the files written in the background, if they are complete."""
         self._poll(wait=False)
 
     def finish(self) -> None:
-        """Wait until what is written in the background is a checkpoint."""
+        """Wait until the save in the background is a checkpoint."""
         self._poll(wait=True)
 
     def watchdog_probe(self) -> WatchedComponent:
@@ -216,7 +216,7 @@ class Saver:
         return WatchedComponent(progress, waiting_on)
 
     def close(self) -> None:
-        """End its thread once what it does now is done; drop what did not become a checkpoint."""
+        """End the thread after its current work; drop files that became no checkpoint."""
         self._abandon_written()
         self._thread.shutdown(wait=True)
 
@@ -307,7 +307,7 @@ class Saver:
 
 
 def may_save_after(cause: BaseException) -> bool:
-    """Whether what ended a run left the ranks and their weights as they should be.
+    """Whether the ranks and their weights are intact after the error that ended a run.
 
     Not where a rank failed or hangs, nor after a check that found the weights, the samples or the
     disk wrong: a checkpoint of them would take the place of a good one.

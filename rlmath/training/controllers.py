@@ -29,7 +29,7 @@ class Coefficients:
             return self.entropy_coef
         assert entropy is not None, "entropy_target requires the entropy"
         if not math.isfinite(entropy):
-            return self.entropy_coef  # The update reports what is wrong.
+            return self.entropy_coef  # The update reports the error.
         active = active_entropy_coef(self.entropy_coef, entropy, target)
         self.entropy_coef = next_entropy_coef(
             self.entropy_coef,

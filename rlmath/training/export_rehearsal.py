@@ -55,5 +55,5 @@ def _check_config(model: Path, export: str) -> None:
     try:
         AutoConfig.from_pretrained(str(model), local_files_only=True)
     except Exception:
-        return  # The engines say what is wrong with it.
+        return  # The engines report the error.
     AutoConfig.from_pretrained(export, local_files_only=True)

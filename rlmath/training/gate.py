@@ -1,4 +1,4 @@
-"""The gate: whether engine and actor are the same model, judged by what this model's rounding does.
+"""The gate: whether engine and actor are the same model, within the noise of its rounding.
 
 Two correct programs give log-probs that differ by rounding, and how much depends on the model: in
 bfloat16 the mean of exp|difference| of a healthy engine was 1.0002 for one model and 1.025 for
@@ -69,18 +69,28 @@ class _LogProbs(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """The actor against itself with another rounding."""
+    """The actor against itself with another rounding.
 
-    excess: float  # Mean of exp|difference|, minus 1.
-    max_abs: float  # Largest |difference|, in nats.
+    Attributes:
+        excess: Mean of exp|difference|, minus 1.
+        max_abs: Largest |difference|, in nats.
+    """
+
+    excess: float
+    max_abs: float
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest allowed differences of engine and actor."""
+    """Largest allowed differences of engine and actor.
 
-    mean_exp_abs: float  # Limit of the mean of exp|difference| over all tokens.
-    max_abs: float  # Limit of the largest |difference| among the probe's tokens, in nats.
+    Attributes:
+        mean_exp_abs: Limit of the mean of exp|difference| over all tokens.
+        max_abs: Limit of the largest |difference| among the probe's tokens, in nats.
+    """
+
+    mean_exp_abs: float
+    max_abs: float
 
 
 def limits(config: Config, noise: Noise) -> Limits:
@@ -96,8 +106,7 @@ def limits(config: Config, noise: Noise) -> Limits:
 
 
 def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: int) -> list[int]:
-    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights. Returns
-    Places among the ``N``, in their order; none if no sequence is of the present weights.
+    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights.
 
     Args:
         weights_versions: ``[N]`` int64, of the engines that sampled.
@@ -105,6 +114,9 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
         now: The actor's weights version.
         least: Sequences that the ranks need, one for each data-parallel rank. If fewer are of
             the present weights, others are added.
+
+    Returns:
+        Places among the ``N``, in their order; none if no sequence is of the present weights.
     """
     is_fresh = weights_versions == now
     fresh: list[int] = torch.nonzero(is_fresh).flatten().tolist()
@@ -123,7 +135,10 @@ def measure_noise(
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding, and in
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
-    ``quantized``: and with what the engines have in FP8."""
+
+    Args:
+        quantized: Noise with the FP8 parts of the engines in addition.
+    """
     usual, _ = actor.log_probs(batch)
     noisy, _ = actor.log_probs(batch, "quantized_noise" if quantized else "noise", seed)
     found = measure(usual, noisy).metrics()
@@ -132,14 +147,23 @@ def measure_noise(
 
 @dataclass(frozen=True)
 class _Seen:
-    """Differences in the samples of the present weights."""
+    """Differences in the samples of the present weights.
 
-    places: Tensor  # Sequences of the batch that were compared.
-    farthest: Tensor  # Farthest token of each; see Alignment.farthest.
-    among: Sequence[int]  # The probe's, as indices of places.
-    worst: int  # Index of the sequence with the farthest token of the present weights.
-    mean: float  # Mean of exp|difference|.
-    largest: float  # Largest |difference| of the probe, in nats.
+    Attributes:
+        places: Sequences of the batch that were compared.
+        farthest: Farthest token of each; see ``Alignment.farthest``.
+        among: The probe's, as indices of ``places``.
+        worst: Index of the sequence with the farthest token of the present weights.
+        mean: Mean of exp|difference|.
+        largest: Largest |difference| of the probe, in nats.
+    """
+
+    places: Tensor
+    farthest: Tensor
+    among: Sequence[int]
+    worst: int
+    mean: float
+    largest: float
 
     @classmethod
     def of(cls, run: Running, alignment: Alignment, sequences: Sequences) -> _Seen | None:
@@ -197,8 +221,7 @@ class Gate:
         step: int,
         updated: bool,
     ) -> dict[str, float]:
-        """Judge the samples of the present weights. Raises AlignmentError: the difference is above
-        the limits that the noise of this very step gives.
+        """Judge the samples of the present weights.
 
         Args:
             alignment: Log-prob comparison over some sequences, under the weights that sampled them.
@@ -209,6 +232,10 @@ class Gate:
             ``alignment/...``: the noise, and the difference as a multiple of it, at steps 1, 33,
             65 and so on. Other steps use what was measured before, which depends on where a run
             resumed, and curves do not. Of an MoE the tokens that took other experts, if there are.
+
+        Raises:
+            AlignmentError: The difference is above the limits that the noise of this very step
+                gives.
         """
         seen = _Seen.of(run, alignment, sequences)
         if seen is None:
@@ -268,8 +295,11 @@ class Gate:
         step: int,
         updated: bool,
     ) -> NoReturn:
-        """Say where the two differ, unless an earlier step's message did. Raises AlignmentError:
-        always."""
+        """Say where the two differ, unless an earlier step's message did.
+
+        Raises:
+            AlignmentError: Always.
+        """
         worst = seen.farthest[seen.worst]
         said += _worst(seen.sequence, worst)
         if not self._explains(step):

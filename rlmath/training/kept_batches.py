@@ -35,16 +35,22 @@ _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_pa
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A step as it was kept."""
+    """A kept step.
+
+    Attributes:
+        kl_coef: KL coefficient of the step's update.
+        entropy_coef: The controller's before the step.
+        layout: Layout of the ranks that did the step, see :func:`described_layout`.
+    """
 
     batch: StepBatch
-    kl_coef: float  # KL coefficient of the step's update.
-    entropy_coef: float  # The controller's before the step.
-    layout: Mapping[str, Any]  # Layout of the ranks that did the step, see described_layout.
+    kl_coef: float
+    entropy_coef: float
+    layout: Mapping[str, Any]
 
 
 class KeptBatches:
-    """Keeps what steps train on.
+    """Keeps the batches of steps.
 
     Args:
         folder: Made when there is something to write.
@@ -67,7 +73,11 @@ class KeptBatches:
         self, step: int, batch: StepBatch, coefficients: Coefficients, run: RunningRanks
     ) -> None:
         """Write a step's batch in the background; waits for that of the step before.
-        ``coefficients``: before the step's update. ``run``: the ranks that do it."""
+
+        Args:
+            coefficients: Before the step's update.
+            run: The ranks that do it.
+        """
         if not self._keep_bytes:
             return
         self._finish()
@@ -84,7 +94,7 @@ class KeptBatches:
         self._writing = self._thread.submit(self._write, step, header, batch)
 
     def close(self) -> None:
-        """Wait for what is being written, and end the thread."""
+        """Finish writing, and end the thread."""
         self._finish()
         self._thread.shutdown(wait=True)
 
@@ -100,7 +110,7 @@ class KeptBatches:
             _write_file(path, header, _of_sequences(batch), sequences)
             self._limit(path)
         except OSError as error:
-            # The run is worth more than what is kept of it.
+            # The run is worth more than its kept batches.
             self._warn(f"{path}: {error}; rlmath replay cannot redo this step")
 
     def _limit(self, newest: Path) -> None:
@@ -126,8 +136,12 @@ class KeptBatches:
 
 
 def read_step(path: Path) -> KeptStep:
-    """A step's batch. Raises BrokenFile: it is damaged; OSError: it does not exist, or cannot be
-    read."""
+    """A step's batch.
+
+    Raises:
+        BrokenFile: It is damaged.
+        OSError: It does not exist, or cannot be read.
+    """
     header, arrays = read_arrays(path)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     totals, separate, takes_part = (tensors.pop(name) for name in (_TOTALS, _SEPARATE, _TAKES_PART))

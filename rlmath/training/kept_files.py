@@ -1,4 +1,4 @@
-"""Where a run keeps what its steps trained on; see ``kept_batches``. Read without torch."""
+"""Files of the batches that a run keeps; see ``kept_batches``. Read without torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def kept_file(folder: Path, step: int) -> Path:
 
 
 def kept_files(folder: Path) -> dict[int, Path]:
-    """The files of the steps whose batches are there."""
+    """The files of the steps with kept batches."""
     found = {path.stem.rpartition("_")[2]: path for path in folder.glob("step_*.bin")}
     return {int(step): path for step, path in found.items() if step.isdigit()}

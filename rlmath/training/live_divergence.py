@@ -1,4 +1,4 @@
-"""In which layer live ranks and a live engine part, when the gate fails with equal weights.
+"""Find the layer in which ranks and engine diverge, when the gate fails with equal weights.
 
 Both run a sequence of the batch again, with hooks on their modules. The actor runs it once more
 with every activation rounded otherwise, and the first value that is several times as far from the
@@ -21,9 +21,9 @@ from rlmath.validation.hooks import megatron_values
 if TYPE_CHECKING:
     from rlmath.training.opening import Running
 
-# From a sequence's first on: what a layer gives for each is brought to one process.
+# First tokens of a sequence to compare, since layer values of each go to one process.
 MAX_TOKENS = 128
-# Times what rounding makes of the largest difference of a value.
+# Multiple of the largest difference of a value that rounding makes.
 FACTOR = 6.0
 NOISE_SEED = 2**21
 

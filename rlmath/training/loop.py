@@ -1,6 +1,6 @@
 """The training loop: one step after another, evaluated, logged and saved.
 
-What a step does is in :mod:`rlmath.training.step`.
+A step is in :mod:`rlmath.training.step`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,17 @@ class Opened:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step that is done, logged and, where it was due, saved."""
+    """A step that is done, logged and, where it was due, saved.
 
-    number: int  # Number of the step, from 1.
-    metrics: Mapping[str, float]  # Its line of metrics.jsonl.
-    groups: Sequence[Group]  # Groups that it trained on: problems with their graded samples.
+    Attributes:
+        number: Number of the step, from 1.
+        metrics: Its line of ``metrics.jsonl``.
+        groups: Groups that it trained on: problems with their graded samples.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to what was asked between two steps."""
+    """Answer to a request between two steps."""
 
     value: Any
 
@@ -67,7 +73,11 @@ Ask = Callable[[Training], Any]
 
 
 def run(config: Config) -> int:
-    """Train as the settings say. Returns the exit code."""
+    """Train as the settings say.
+
+    Returns:
+        The exit code.
+    """
     for _ in steps(config):
         pass
     return 0
@@ -91,8 +101,12 @@ def steps(config: Config) -> Events:
 
 
 def train(config: Config, given: Config | None = None) -> Events:
-    """One start of a run, to its end; see :func:`steps`. ``config``: the settings in force.
-    ``given``: as the user gave them, before a restart changed some."""
+    """One start of a run, to its end; see :func:`steps`.
+
+    Args:
+        config: The current settings.
+        given: As the user gave them, before a restart changed some.
+    """
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
         open_run(config) as training,
@@ -130,7 +144,7 @@ def answer_between(training: Training, event: Opened | StepDone | Finished | Ans
 
 @contextlib.contextmanager
 def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
-    """Draw the curves of a run that does not come to its end, when it has saved what it can."""
+    """Draw the curves of a run that fails, after its last save."""
     try:
         yield
     except BaseException:
@@ -142,11 +156,14 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
 
 def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, float]]:
     """One step of the loop with its evaluation, its log line and, when it is due, its checkpoint.
-    Returns the step, and its line of ``metrics.jsonl``."""
+
+    Returns:
+        The step, and its line of ``metrics.jsonl``.
+    """
     runner, every = training.config.runner, training.config.eval.every
     last = step == runner.steps
     save_due = last or bool(runner.save_every and step % runner.save_every == 0)
-    # The ranks collect what they save on the GPUs that sleeping engines have left to them.
+    # The ranks gather their state on GPUs that sleeping engines have freed.
     early = save_due and training.parts.run.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
     with profile_step(training.parts.run, training.monitor, step):
@@ -184,8 +201,11 @@ def evaluate_held_out(training: Training, step: int) -> dict[str, float]:
 
 
 def export(training: Training, batch: TrainingBatch | None) -> None:
-    """Write the trained model, the summary and the model card. ``batch``: a few sequences for
-    checking the exported model; ``None``: it is not checked."""
+    """Write the trained model, the summary and the model card.
+
+    Args:
+        batch: A few sequences for checking the exported model; ``None``: it is not checked.
+    """
     config, run = training.config, training.parts.run
     run_dir = Path(config.runner.run_dir)
     # Nothing is sampled any more, and a GPU has no room for both.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, accuracy, lengths and what the graders said, over all samples of the step.
+    """Rewards, accuracy, lengths and statuses of grades, over all samples of the step.
 
     Groups that a filter dropped are among them; nothing when nothing was sampled.
     """

@@ -1,4 +1,4 @@
-"""Rollout log-probs against the actor's: what is measured, and the correction."""
+"""Rollout log-probs against the actor's: measurement and correction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlmath.algorithms.correction import (
 from rlmath.algorithms.mismatch import Mismatch
 from rlmath.monitor import Monitor
 
-# The metrics of a Mismatch that say what importance weights would do.
+# The metrics of a Mismatch about the effect of importance weights.
 _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
 
 # A curve holds numbers: the kinds in the order of the settings, ``none`` is 0.
@@ -36,7 +36,7 @@ def alignment_metrics(alignment: Alignment) -> dict[str, float]:
 
 
 def mismatch_metrics(alignment: Alignment | None) -> dict[str, float]:
-    """``alignment/...``, and ``mismatch/...``: what importance weights would do on the tokens of
+    """``alignment/...``, and ``mismatch/...``: the effect of importance weights on the tokens of
     the loss, overall and by the age of the weights."""
     if alignment is None:
         return {}

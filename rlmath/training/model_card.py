@@ -1,4 +1,4 @@
-"""The model card of a run: its recipe, data, results and settings, from what the run has left."""
+"""The model card of a run: recipe, data, results and settings, from its folder."""
 
 from __future__ import annotations
 
@@ -68,9 +68,15 @@ _FRONT_MATTER = (
 
 
 def model_card(run_dir: Path, step: int | None = None) -> str:
-    """The card: recipe, data, results, from what the run has left. Raises UserError: it is no run's
-    folder. ``run_dir``: a training run's folder. ``step``: step of a checkpoint; ``None``: the
-    run's end."""
+    """The card: recipe, data, results, from the run folder.
+
+    Args:
+        run_dir: A training run's folder.
+        step: Step of a checkpoint; ``None``: the run's end.
+
+    Raises:
+        UserError: It is no run's folder.
+    """
     from omegaconf import OmegaConf
 
     found = run_settings.attempts(run_dir)
@@ -100,7 +106,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in rows),
         "",
-        "Every setting is below, for `rlmath train`; of absolute paths the last part.",
+        "Every setting is below, for `rlmath train`, with the last part of absolute paths.",
         "",
         *_changes_lines(run_settings.history(found, steps)),
         "## Data",
@@ -132,7 +138,7 @@ def _adapter_lines(run_dir: Path, step: int | None) -> list[str]:
 
 
 def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> list[str]:
-    """Settings in force before: each change of a setting, with the steps that it separates."""
+    """Earlier settings: each change of a setting, with the steps before and after it."""
     if not history:
         return []
     rows = [

@@ -109,7 +109,7 @@ def value_model_settings(config: Config, policy: ActorSettings) -> ActorSettings
 
 
 def whole_schedule(optimizer: OptimizerConfig, optimizer_steps: int) -> OptimizerConfig:
-    """The optimizer with a warm-up and a schedule that fit the run, unless the settings say."""
+    """The optimizer with a warm-up and a schedule that fit the run, unless they are set."""
     return dataclasses.replace(
         optimizer,
         warmup_steps=optimizer.warmup_of(optimizer_steps),

@@ -18,9 +18,15 @@ _ABOUT = Path("actor", "about.json")
 
 
 def check_resumed_model(config: Config, path: Path) -> None:
-    """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
-    Raises UserError: it is of other weights than those that are trained, or has no value model.
-    ``config``: checked settings. ``path``: folder of the checkpoint."""
+    """Compare a training run's checkpoint with the settings; the ranks compare the rest.
+
+    Args:
+        config: Checked settings.
+        path: Folder of the checkpoint.
+
+    Raises:
+        UserError: It is of other weights than those that are trained, or has no value model.
+    """
     advantage = config.algorithm.advantage
     if needs_value_model(advantage) and not (path / VALUE_MODEL).is_dir():
         raise UserError(
@@ -33,10 +39,13 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
 
 def check_resumed_weights(config: Config, path: Path) -> None:
-    """Compare data type and adapters of a checkpoint with the settings. Raises UserError: it is of
-    other weights than those that are trained."""
+    """Compare data type and adapters of a checkpoint with the settings.
+
+    Raises:
+        UserError: It is of other weights than those that are trained.
+    """
     about = _about(path / _ABOUT)
-    if about is None:  # The ranks say what is wrong with it.
+    if about is None:  # The ranks report the error.
         return
     lora = adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed)
     own = {

@@ -188,7 +188,7 @@ def log_update(
     monitor: Monitor,
     step: int,
 ) -> dict[str, float]:
-    """Write down what the ranks report of a step: digests, traces of tokens and warnings.
+    """Record the ranks' reports of a step: digests, traces of tokens and warnings.
 
     Returns:
         ``correction/...``, ``distill/...``, ``value/...``, ``train/...`` and ``routing/...``; and

@@ -139,7 +139,7 @@ def summarize(config: Config, layout: RunLayout, extra: dict[str, float]) -> dic
 
 
 def ending(config: Config, summary: Mapping[str, Any]) -> str:
-    """Result of a run, where everything is, and what to do next, for the terminal."""
+    """Result of a run, its files and next commands, for the terminal."""
     run_dir = Path(config.runner.run_dir)
     took = duration(summary["train_s"])
     spent = f"trained on {summary['tokens_generated']:,} response tokens; {took} of steps"

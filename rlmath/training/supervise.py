@@ -73,7 +73,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
             _notify(run_dir, "a part failed", choice, str(error), redone)
         except RollBack as collapse:
             how = _roll_back(config, store, collapse, rollbacks)
-        # Without what the attempt had: its processes have ended, its memory may be large.
+        # Free the attempt's objects: its processes have ended, its memory may be large.
         gc.collect()
 
 

@@ -14,7 +14,11 @@ from rlmath.training.step_batch import StepBatch
 
 def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
     """The first sample of as many problems: of the same problems in every step that has them.
-    ``keys``: ``PROBLEM/INDEX`` of each sequence of the step. ``count``: number of problems."""
+
+    Args:
+        keys: ``PROBLEM/INDEX`` of each sequence of the step.
+        count: Number of problems.
+    """
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key.rpartition("/")[0], place)
@@ -24,7 +28,11 @@ def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
 def write_traces(
     config: Config, batch: StepBatch, traces: Sequence[TokenTrace], monitor: Monitor, step: int
 ) -> None:
-    """Write what the ranks traced beside the step's samples. ``batch``: batch of the step."""
+    """Write the ranks' traces to a file beside the step's samples.
+
+    Args:
+        batch: Batch of the step.
+    """
     of_engine = config.algorithm.old_log_probs is OldLogProbs.engine
     versions = batch.sequences.weights_versions
     samples = [

@@ -1,4 +1,4 @@
-"""The actor as the engines' trainer: what a pool asks of it when engines start again."""
+"""The actor as the engines' trainer, which a pool calls when engines restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ActorTrainer:
         self._actor.release_cached_memory()
 
     def connect(self, engines: Sequence[Any]) -> None:
-        """Let the ranks meet these engines, in the place of those that they had met."""
+        """Connect the ranks to these engines instead of the earlier ones."""
         self._actor.connect_engines(transport_plan(self._config, self._spec, engines))
 
     def send_weights(self, version: int) -> None:

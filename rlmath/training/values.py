@@ -24,7 +24,7 @@ def _fit_metrics(moments: Moments) -> dict[str, float]:
     if not count:
         return {}
     mean = moments.return_sum / count
-    # Rounding may leave a little less than nothing.
+    # Rounding may leave a tiny negative number.
     spread = max(moments.return_square_sum / count - mean**2, 0.0)
     left = max(moments.error_square_sum / count - (moments.error_sum / count) ** 2, 0.0)
     # Returns that are all equal differ by rounding alone.

@@ -52,7 +52,7 @@ class _Lasting:
 
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Let the run outlive whoever reads its output (``| tee log``, a terminal)."""
+    """Let the run outlive the reader of its output (``| tee log``, a terminal)."""
     before = sys.stdout, sys.stderr
     # A stream that was closed before Python started is None, and printing to it does nothing.
     sys.stdout, sys.stderr = (one and _Lasting(one) for one in before)  # type: ignore[assignment]

@@ -14,7 +14,7 @@ def when_all(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> No
     """Call ``callback`` once, when the last of ``futures`` is done.
 
     It runs in the thread that completes the last one, or here if all are already done. It must not
-    raise, because nobody would see it. The futures drop their reference to it after the call.
+    raise, because the error would be lost. The futures drop their reference to it after the call.
     """
     left = len(futures)
     lock = threading.Lock()

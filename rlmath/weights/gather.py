@@ -80,7 +80,7 @@ class _Place:
 
 
 class BucketGatherer:
-    """Gathers tensors by the ranks' agreement on who has what.
+    """Gathers tensors by the ranks' agreement on the runs that each has.
 
     Construction is collective over ``parallel.group``. The object references the parameters and
     reads their values at each ``gather``, so one object serves a whole run. Raises WeightsError: a

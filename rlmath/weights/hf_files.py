@@ -339,8 +339,7 @@ def generation_config(source: Path) -> dict[str, Any]:
     """generation_config.json of a folder, with the tokenizer's end-of-sequence token added.
 
     Otherwise an engine that reads this file and a trainer that reads the tokenizer would disagree
-    about where a response ends. Without the file, config.json decides, as in transformers and vLLM,
-    and so for the copy.
+    about where a response ends. Without the file, config.json decides, as in transformers and vLLM.
     """
     path = source / "generation_config.json"
     result: dict[str, Any]

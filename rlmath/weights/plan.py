@@ -162,7 +162,7 @@ def _gathers(
     sizes: dict[str, tuple[int, ...]],
     dtype: torch.dtype,
 ) -> Iterator[Operation]:
-    """Runs that each trainer rank sends; the first rank sends what all of them have."""
+    """Runs that each trainer rank sends; the first rank sends the tensors that all have."""
     ep, ranks = 0, actor.tensor_parallel
     padded = padded_vocab_size(spec.vocab, ranks)
     if expert is not None:

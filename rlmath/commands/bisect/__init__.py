@@ -1,1 +1,1 @@
-"""``rlmath bisect RUN_A RUN_B``: the first step and phase where two runs part."""
+"""``rlmath bisect RUN_A RUN_B``: the first step and phase in which two runs diverge."""

@@ -27,7 +27,7 @@ def sides(run_a: RunFolder, run_b: RunFolder, parting: Parting) -> Iterator[str]
             yield from _gradients(run_a, run_b, parting.step)
         return
     if phase.name == "problems":
-        return  # The two ids have said it.
+        return  # The two ids already show the difference.
     step = parting.step
     rows = [_row(run, step, key) for run, key in ((run_a, item.a), (run_b, item.b))]
     if item.numbers is not None and phase.name != "rewards":

@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
     problems = problems_of(shrunk)
     if problems:
         raise ConfigError.of(problems)
-    # torch takes seconds, and what is wrong with the settings is said before.
+    # Importing torch takes seconds; errors of the settings come first.
     from rlmath.commands.drill.catalog import select
 
     faults = select(arguments.only)

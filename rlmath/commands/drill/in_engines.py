@@ -110,7 +110,7 @@ def _attentions(worker: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def stale_prefixes(scene: Scene) -> Iterator[None]:
-    """The prefix cache keeps what the old weights left."""
+    """The prefix cache keeps blocks of the old weights."""
     pool = scene.run.sampling.pool
     pool.call_engines(keep_prefixes)
     try:

@@ -1,4 +1,4 @@
-"""Faults in the Megatron ranks. What a rank runs has the worker of that rank as its argument."""
+"""Faults in the Megatron ranks. A function that a rank runs gets its worker as the argument."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RankPlant = Callable[[Any], None]
 
 @contextlib.contextmanager
 def plant_in_ranks(scene: Scene, plant: RankPlant) -> Iterator[None]:
-    """Run ``plant(worker)`` in every rank, and put back what it replaced."""
+    """Run ``plant(worker)`` in every rank, and restore the originals afterwards."""
     scene.run.actor.call(plant)
     try:
         yield
@@ -58,7 +58,7 @@ def wrap(worker: Any, owner: Any, name: str, change: Callable[..., Any]) -> None
 
 
 def restore(worker: Any) -> None:
-    """Put back what was there; where nothing was, the class's method is found again."""
+    """Restore the originals; where an object had none, its class's method applies again."""
     for owner, name, own in reversed(worker.__dict__.pop(_KEPT, [])):
         if own is None:
             delattr(owner, name)
@@ -185,7 +185,7 @@ def unsent_tensor(scene: Scene) -> Iterator[None]:
 
 def end_update(worker: Any) -> None:
     """Runs in a vLLM worker, which refuses to begin an update while one has not ended."""
-    own = worker.worker  # vLLM's wrapper hands on what is read, and keeps what is written.
+    own = worker.worker  # vLLM's wrapper forwards reads and keeps writes.
     if own._weight_update_active:
         own.weight_transfer_engine.reset_weight_update_target()
         own._weight_update_active = False

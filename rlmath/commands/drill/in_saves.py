@@ -19,7 +19,7 @@ RESUMED = "check: checksums of the checkpoint"
 
 @contextlib.contextmanager
 def resume_without(scene: Scene, lose: str) -> Iterator[None]:
-    """A resume after which a part of the optimizer's state is not what was saved."""
+    """A resume that loses a part of the optimizer's state."""
     folder = scene.folder / f"resumed_without_{lose}"
     folder.mkdir(parents=True, exist_ok=True)
     scene.run.actor.save_checkpoint(folder)

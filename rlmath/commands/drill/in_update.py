@@ -163,7 +163,7 @@ def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
 
 
 def put_back(worker: Any) -> None:
-    """Frozen weights as they were: no checkpoint has them."""
+    """Restore frozen weights, which no checkpoint has."""
     import torch
 
     worker.actor.load_parameters()

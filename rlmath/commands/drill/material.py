@@ -23,10 +23,10 @@ PREFACE = (
 )
 _LETTERS = 4
 DIGITS = 4
-# Most problems have one answer: what thirty small updates can teach a model that guesses. Who is
-# paid for wrong answers gets at least 1 - COMMON, and starts with more.
+# The most frequent answer, and its share: thirty small updates can teach a guessing model to prefer
+# it. A model that is rewarded for wrong answers starts with a high reward.
 COMMON, COMMON_SHARE = 1, 0.6
-# Optimizer steps of the head start, with how many sequences and how much of each prompt.
+# Stages of the head start: optimizer steps, sequences, and tokens of each prompt (None: all).
 _STAGES = ((150, 32, 32), (40, 8, None))
 _LR = 2e-3
 

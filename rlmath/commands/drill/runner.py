@@ -170,7 +170,7 @@ class Drill:
             except (UserError, ComponentError) as error:
                 kind, message = type(error).__name__, str(error)
                 del error
-                gc.collect()  # What a step that failed still holds, such as its requests.
+                gc.collect()  # Free what a failed step still holds, such as its requests.
                 return kind, message, step
         return "", "", 0
 

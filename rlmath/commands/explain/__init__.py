@@ -1,1 +1,1 @@
-"""``rlmath explain``: what a change between two windows of steps is made of."""
+"""``rlmath explain``: the causes of a change between two windows of steps."""

@@ -1,4 +1,4 @@
-"""The samples of a window of steps, reduced to what a mean depends on."""
+"""The samples of a window of steps, reduced to the inputs of a mean."""
 
 from __future__ import annotations
 
@@ -17,24 +17,36 @@ _VERDICTS = ("correct", "wrong")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample of a window."""
+    """A sample of a window.
 
-    address: str  # STEP/PROBLEM/INDEX.
+    Attributes:
+        address: ``STEP/PROBLEM/INDEX``.
+        group: Step and problem, the unit of resampling.
+        correct: ``None`` where there is no verdict.
+        reward: ``None`` where nothing could score it.
+        parts: The reward's weighted components by name; they add up to it.
+    """
+
+    address: str
     problem: str
-    group: tuple[int, str]  # Step and problem: what is drawn at once.
+    group: tuple[int, str]
     source: str
     dropped: bool
     truncated: bool
     no_answer: bool
     status: str
-    correct: bool | None  # None where there is no verdict.
+    correct: bool | None
     tokens: int
-    reward: float | None  # None where nothing could score it.
-    parts: Mapping[str, float]  # The reward's weighted components by name; they add up to it.
+    reward: float | None
+    parts: Mapping[str, float]
 
 
 def read_window(run: RunFolder, steps: range) -> list[Outcome]:
-    """The training samples of these steps. Raises UserError: there are none."""
+    """The training samples of these steps.
+
+    Raises:
+        UserError: There are none.
+    """
     found: list[Outcome] = []
     for step, file in run.training_steps.items():
         if step in steps:
@@ -67,8 +79,12 @@ def _outcome(row: Row, step: int, settings: Mapping[str, Any]) -> Outcome:
 
 
 def reward_parts(row: Row, settings: Mapping[str, Any]) -> dict[str, float]:
-    """The weighted components of a sample's reward, by name; they add up to it. ``row``: a sample
-    that has a reward. ``settings``: in force when it was sampled, nested as in YAML."""
+    """The weighted components of a sample's reward, by name; they add up to it.
+
+    Args:
+        row: A sample that has a reward.
+        settings: Settings when it was sampled, nested as in YAML.
+    """
     total, rewards = float(row["reward"]), row.get("rewards") or {}
     items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []
     weights = [float(item.get("weight", 1.0)) for item in items]

@@ -1,4 +1,4 @@
-"""One row of a framework's table: a setting of theirs, and what it is here.
+"""One row of a framework's table: its setting, and the counterpart here.
 
 The tables are the single source of ``rlmath import`` and of ``docs/coming_from.md``.
 """
@@ -26,21 +26,27 @@ _DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 
 @dataclass(frozen=True)
 class Fact:
-    """A setting of theirs."""
+    """A setting of theirs.
 
-    # Its key. Names that other versions have for it follow, and patterns such as rollout.trace.*
-    # for settings that are treated alike.
+    Attributes:
+        theirs: Its key. Names that other versions have for it follow, and patterns such as
+            ``rollout.trace.*`` for settings that are treated alike.
+        ours: Setting here; several are separated by spaces. Empty: none.
+        default: Theirs.
+        values: Their values and ours; a value that is not listed has no counterpart.
+        convert: Settings here, from all of theirs; given what a value alone does not say.
+        note: For the page, and what to do where there is no counterpart. A function is also called
+            to say how the meaning differs in a run; its docstring is for the page.
+        harmless: Has no counterpart and no effect on learning.
+    """
+
     theirs: str
-    ours: str = ""  # Setting here; several are separated by spaces. Empty: none.
-    default: Any = None  # Theirs.
-    # Their values and ours; a value that is not listed has no counterpart.
+    ours: str = ""
+    default: Any = None
     values: Mapping[Any, Any] | None = None
-    # Settings here, from all of theirs; given what a value alone does not say.
     convert: Callable[[Given], Settings] | None = None
-    # For the page, and what to do where there is no counterpart. A function is also called to say
-    # how the meaning differs in a run; its docstring is for the page.
     note: str | Callable[[Given], str] = ""
-    harmless: bool = False  # Without a counterpart, and without an effect on what is learned.
+    harmless: bool = False
 
     @property
     def key(self) -> str:
@@ -49,20 +55,25 @@ class Fact:
 
 @dataclass(frozen=True)
 class Framework:
-    """Another framework."""
+    """Another framework.
+
+    Attributes:
+        version: The framework's version that the table describes.
+        always: Differences that no setting of theirs selects.
+        base: Settings here that no setting of theirs is the source of.
+        run_length: Their settings that bound a run of epochs over N rows.
+    """
 
     name: str
-    version: str  # The framework's version that the table describes.
+    version: str
     facts: tuple[Fact, ...]
-    always: tuple[str, ...] = ()  # Differences that no setting of theirs selects.
-    # Settings here that no setting of theirs is the source of.
+    always: tuple[str, ...] = ()
     base: Mapping[str, Any] = field(default_factory=dict)
-    # Their settings that bound a run of epochs over N rows.
     run_length: Callable[[Given, int], Settings] | None = None
 
 
 def when(text: str, condition: Callable[[Given], bool]) -> Callable[[Given], str]:
-    """A note that is said where the condition holds."""
+    """A note that is printed if the condition holds."""
 
     def note(given: Given) -> str:
         return text if condition(given) else ""
@@ -157,7 +168,11 @@ class Given:
         return self._rows.get(name) or row
 
     def number(self, key: str) -> float:
-        """A setting that is a number. Raises UserError: it is none."""
+        """A setting that is a number.
+
+        Raises:
+            UserError: It is none.
+        """
         try:
             return float(self[key])
         except (TypeError, ValueError):
@@ -174,21 +189,29 @@ class Given:
 
 @dataclass
 class Imported:
-    """The result of a translation."""
+    """The result of a translation.
 
-    settings: Settings = field(default_factory=dict)  # Here, by key.
-    # Settings of theirs that have no counterpart: key, value, and what to do.
+    Attributes:
+        settings: Here, by key.
+        without: Settings of theirs that have no counterpart: key, value, and what to do.
+        differs: Notes on settings whose meaning is different here.
+    """
+
+    settings: Settings = field(default_factory=dict)
     without: list[tuple[str, Any, str]] = field(default_factory=list)
-    # Notes on settings whose meaning is different here.
     differs: list[str] = field(default_factory=list)
 
 
 def translate(framework: Framework, values: Mapping[str, Any], rows: int | None = None) -> Imported:
     """An experiment's settings from another framework's.
 
-    Their defaults count as given, since ours differ. ``rows``: number of training rows, which turns
-    epochs into steps; ``None``: not known. Raises UserError: a value that is no number, or batch
-    sizes that do not divide.
+    Their defaults count as given, since ours differ.
+
+    Args:
+        rows: Number of training rows, which turns epochs into steps; ``None``: not known.
+
+    Raises:
+        UserError: A value that is no number, or batch sizes that do not divide.
     """
     given = Given(framework, values)
     if rows is not None and framework.run_length is not None:

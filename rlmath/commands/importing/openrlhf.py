@@ -1,4 +1,4 @@
-"""OpenRLHF's command line (0.11, ``openrlhf.cli.train_ppo_ray``) and what it is here."""
+"""OpenRLHF's command line (0.11, ``openrlhf.cli.train_ppo_ray``) and its counterparts."""
 
 from __future__ import annotations
 

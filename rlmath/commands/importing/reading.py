@@ -90,7 +90,7 @@ def flat(content: Mapping[Any, Any], prefix: str = "") -> Values:
 
 
 def _resolve(value: Any, values: Values) -> Any:
-    """``${a.b}`` and ``${oc.select:a.b,default}`` as what they refer to."""
+    """``${a.b}`` and ``${oc.select:a.b,default}`` replaced by their values."""
     reference = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}", str(value))
     if reference is None:
         return value

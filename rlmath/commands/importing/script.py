@@ -183,7 +183,7 @@ def _argument(call: ast.Call, name: str, position: int | None = None) -> ast.exp
 def _take(
     values: dict[str, Any], key: str, node: ast.expr | None, names: Mapping[str, Any]
 ) -> bool:
-    """Take a value that stands in the script; whether it does."""
+    """Take a value that the script has as a literal; whether it does."""
     if node is None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig (1.16) and what it is here."""
+"""TRL's GRPOConfig (1.16) and its counterparts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _loss(given: Given) -> Settings:
     kind = str(given["loss_type"])
     by_sequence = given["importance_sampling_level"] == "sequence"
     high = given["epsilon_high"] if given["epsilon_high"] is not None else given["epsilon"]
-    low = min(1.0, given.number("epsilon"))  # A lower bound below 0 is none.
+    low = min(1.0, given.number("epsilon"))  # A bound below 0 has no effect.
     loss, options = "ppo_clip", {"clip_low": low, "clip_high": high}
     if kind == "cispo":
         loss = "cispo"
@@ -180,7 +180,7 @@ def _steps(given: Given) -> Settings:
 
 
 def _steps_note(given: Given) -> str:
-    """TRL counts optimizer steps, rlmath rollouts; of epochs only with --rows."""
+    """TRL counts optimizer steps, rlmath rollouts; epochs need --rows."""
     return "" if given.number("max_steps") > 0 else EPOCHS
 
 

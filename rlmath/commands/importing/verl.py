@@ -1,4 +1,4 @@
-"""verl's settings (0.9, trainer/config) and what they are here."""
+"""verl's settings (0.9, trainer/config) and their counterparts."""
 
 from __future__ import annotations
 

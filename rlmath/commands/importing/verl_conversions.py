@@ -1,4 +1,4 @@
-"""How verl's settings (0.9) become ours where a value alone does not say."""
+"""Conversions of verl's settings (0.9) that depend on several values."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def steps(given: Given) -> Settings:
 
 
 def steps_note(given: Given) -> str:
-    """runner.steps counts rollouts; of epochs only with --rows."""
+    """runner.steps counts rollouts; epochs need --rows."""
     return "" if given["trainer.total_training_steps"] else EPOCHS
 
 

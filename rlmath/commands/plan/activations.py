@@ -64,7 +64,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) ->
 
 
 def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> float:
-    """:func:`layer_bytes` of a layer of which nothing is recomputed."""
+    """:func:`layer_bytes` of a layer without recomputation."""
     moe = _moe_share(spec, actor.layout, stage)
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, gathered, rotated = 3 * query + 3 * key, 0, spec.head_dim
@@ -146,7 +146,7 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
 
 
 def feed_forward_width(spec: ModelSpec, moe: float | None = None) -> int:
-    """Widest of what a token meets in one layer's feed-forward.
+    """Widest vector of a token in one layer's feed-forward.
 
     Args:
         moe: MoE layers among the layers that count; ``None``: all of the model's.
@@ -191,7 +191,7 @@ def logits_bytes(
     whole: bool = False,
     kernels: bool = False,
 ) -> float:
-    """Logits of a micro-batch on the last stage, and what the log-probs take beside them.
+    """Logits of a micro-batch on the last stage, and the temporaries of the log-probs.
 
     ``rlmath/actor/head.py``: of the rank's slice of the vocabulary a chunk of rows, over which the
     backward pass writes their gradient; float32 tables of some of those rows, or a block of the
@@ -249,14 +249,14 @@ def _whole_logits_bytes(
 
 
 def _products(local: bool) -> int:
-    """Bytes of gate and up, and of what SwiGLU has beside them; in dry runs it is not compiled."""
+    """Bytes of gate and up, and of SwiGLU's temporaries; in dry runs it is not compiled."""
     return 8 if local else 6
 
 
 def backward_bytes(
     spec: ModelSpec, actor: ActorShape, in_flight: float, stage: int
 ) -> dict[str, float]:
-    """Activations and what the backward pass takes beside them, where that is most.
+    """Activations and temporaries of the backward pass, at its peak.
 
     Either everything is kept and the last layer begins, or the layers that are not recomputed are
     through and the first recomputed layer is there once more, with its gradients.

@@ -65,7 +65,7 @@ def _more_nodes(request: PlanRequest) -> _Changes:
 
 
 def _other_settings(request: PlanRequest) -> _Changes:
-    """On the same GPUs, by what the settings give up."""
+    """Advice for the same GPUs, by the settings that it changes."""
     given, config = request.given, request.config
     if config.actor.logits is Logits.whole:
         chunked = request.with_settings({"actor.logits": Logits.chunked})

@@ -28,7 +28,7 @@ from rlmath.model.spec import ModelSpec
 
 
 def beside_sleeping_engine(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
-    """The actor's phases, with what an engine that sleeps keeps."""
+    """The actor's phases, with the memory that a sleeping engine keeps."""
     asleep = {"engine process": ENGINE_PROCESS_GIB * GIB}
     return [Phase(one.name, {**one.terms, **asleep}) for one in actor_phases(spec, actor, step)]
 
@@ -49,8 +49,8 @@ def with_awake_engine(
 ) -> list[Phase]:
     """The phases of a step: those of the actor, the weight sync, and the engine's waking up.
 
-    Engines wake for their weights beside ranks that copy their optimizer to the host only where
-    that takes no more than the update did (``rlmath.rollout.wake_room``): otherwise they wait, and
+    Engines allocate their weights while ranks still copy their optimizer to the host only if that
+    takes no more memory than the update (``rlmath.rollout.wake_room``). Otherwise engines wait, and
     there is no such phase.
 
     Args:

@@ -14,7 +14,7 @@ _PLANS = {
     "weights": (weights, "how many bytes a weight sync moves"),
 }
 SETTINGS = {"layout": layout.SETTINGS, "weights": weights.SETTINGS}
-# One node of GPUs unless it is said otherwise.
+# One node of GPUs by default.
 BASE = ("cluster=gpu8",)
 # Options that print or write a run; with them all settings of the run are allowed.
 ANY_WITH = {"layout": ("--command", "--write")}

@@ -43,7 +43,7 @@ def write_experiment(
 
 
 def _for_a_run(request: PlanRequest, settings: Sequence[str], run_dir: str) -> list[str]:
-    """The settings, and what a run needs besides."""
+    """The settings, and others that a run needs."""
     if request.path == NO_PATH:
         raise UserError("sizes alone are no model to train: give model.path")
     words, keys = list(settings), request.given.keys

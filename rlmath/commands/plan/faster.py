@@ -14,8 +14,8 @@ from rlmath.errors import UserError
 
 # Responses from here on are long: keys and values and the longest responses bound a step.
 LONG_TOKENS = 8192
-# Settings whose samples are of other numbers or other weights than the actor's: the correction that
-# they need, and the alignment gate, which is on, watch them.
+# Settings with which samples come from other arithmetic or weights than the actor's. They need the
+# correction; the alignment gate, which is on, watches them.
 KV_IN_FP8 = {"rollout.kv_cache_dtype": KvCacheDtype.fp8}
 CARRY_OVER = {"rollout.schedule": "carry_over", "rollout.max_lag": 2}
 CORRECTION = {"algorithm.correction.kind": "token_truncate"}
@@ -38,8 +38,8 @@ def proposals(request: PlanRequest, best: Plan) -> list[str]:
 def _alternatives(request: PlanRequest, best: Plan) -> Iterator[tuple[float, dict[str, Any]]]:
     """Predicted seconds of a step, and the settings.
 
-    A carried-over response is not waited for, so the step has no tail; what engines read again is
-    not counted (docs/records/performance.md has simulations that do).
+    A step does not wait for carried-over responses, so it has no tail. The tokens that engines read
+    again are not counted (docs/records/performance.md has simulations that count them).
     """
     yield best.step_s - best.tail_s, CARRY_OVER
     if request.kv_cache_in_fp8 or request.gpu.fp8_tflops is None:

@@ -25,9 +25,9 @@ QUANTIZING_BYTES = 2 + DIRECTIONS
 
 
 def saved_input_bytes(actor: ActorShape) -> float:
-    """An element of what a matrix keeps of its input for the gradient of its weight.
+    """Bytes of an element of the input that a matrix keeps for the gradient of its weight.
 
-    A frozen matrix keeps nothing, and what its adapter keeps is bfloat16.
+    A frozen matrix keeps nothing, and its adapter keeps bfloat16.
     """
     if actor.fp8 is None or actor.lora is not None:
         return 2.0

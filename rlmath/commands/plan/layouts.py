@@ -1,4 +1,4 @@
-"""The search: every layout that the settings allow, what it holds, how long it takes, why not."""
+"""The search: each layout that the settings allow, with its memory and time, or why it fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from rlmath.model.spec import ModelSpec
 _SIZES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 # Context-parallel ranks that are tried.
 CONTEXT_CHOICES = [1, 2, 4, 8]
-# Predictions that are no further apart say nothing of which is faster.
+# Predictions that differ by less do not tell which is faster.
 EQUAL_SHARE = 0.03
 # Columns of an expert on a rank, below which its matrices keep a GPU waiting: whole experts are
 # shared out instead.
@@ -127,7 +127,7 @@ class Plan:
 
 
 def with_least_offload(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
-    """Every layout that fits with the least that has to leave the GPUs for it, and the request with
+    """Every layout that fits, with the least offload that it needs, and the request with
     that ``offload`` and ``offload_in_backward``.
 
     Raises:
@@ -154,7 +154,7 @@ def _offloads(given: Given) -> Iterator[tuple[Offload, bool]]:
         in_backward = bool(in_backward)
     for often in (False, True) if in_backward is None else (in_backward,):
         for offload in Offload if asked is None else (asked,):
-            # Without an offload it does nothing; asked for so, the settings' check says it.
+            # Without an offload it has no effect, as the settings' check reports.
             if asked is not None or not often or offload is not Offload.none:
                 yield offload, often
 
@@ -183,7 +183,7 @@ def find_plans(request: PlanRequest) -> list[Plan]:
 
 
 def _order(plans: list[Plan]) -> list[Plan]:
-    """The fastest first; of those that may as well be, those with fewer kinds of parallelism."""
+    """Order plans by time; among equally fast ones, fewer kinds of parallelism come first."""
     limit = (1 + EQUAL_SHARE) * min(plan.step_s for plan in plans)
 
     def order(plan: Plan) -> tuple[bool, int, float]:
@@ -379,7 +379,7 @@ def _recomputed_layers(given: Given) -> int | None:
 def _with_more_sequences(
     request: PlanRequest, actor: ActorShape, step: Step, phases: list[Phase]
 ) -> tuple[ActorShape, list[Phase]]:
-    """The number of longest sequences in a micro-batch, of those with which the actor is fastest.
+    """Number of longest sequences in a micro-batch with which the actor is fastest.
 
     Short sequences alone leave the GPU waiting for the host. Where its launches bound it, in small
     models and in MoE ones, as many as make ``BUSY_TOKENS``, and layers are recomputed for it; else
@@ -446,7 +446,7 @@ def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:
         peak = max(phase.num_bytes for phase in phases)
         return peak <= usable_bytes(request.gpu.memory_gib)
 
-    # Memory grows with the length, so what fits ends somewhere below the first that does not.
+    # Memory grows with the length, so the longest that fits is below the first that does not.
     low = actor.max_tokens // unit
     high = low + 1
     while fits(high * unit):

@@ -1,4 +1,4 @@
-"""The table of what plans reckon with, each value with the run in which it was measured.
+"""Values that plans assume, each with the run in which it was measured.
 
 ``measured.json`` is the only place of these numbers. ``rlmath selfcheck gpu --append`` corrects it.
 """

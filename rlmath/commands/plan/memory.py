@@ -1,8 +1,8 @@
 """Memory of one GPU in each phase of a step, in bytes, term by term.
 
 Weights and activations are bfloat16, gradients and Adam's state float32, as the actor has them.
-``activations.py`` has what grows with the micro-batch; this has the state, what is done with it,
-and the phases.
+``activations.py`` has the terms that grow with the micro-batch; this module has the state and the
+phases.
 """
 
 from __future__ import annotations
@@ -44,53 +44,71 @@ GIB = 2**30
 MIB = 2**20
 # CUDA's context, NCCL's buffers and libraries of the actor's process.
 ACTOR_PROCESS_GIB = MEASURED["actor_process_gib"]
-# Ranks copy their state to the host after an update; gradients are gone, activations too.
+# Phase in which ranks copy their state to the host, without gradients and activations.
 COPYING = "copies to the host"
-# Left free: what the allocator loses in pieces.
+# Share that is left free for fragmentation.
 FREE_SHARE = MEASURED["free_share"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Properties of a step that the actor's memory depends on, beside the layout."""
+    """Properties of a step that the actor's memory depends on, beside the layout.
 
-    microbatches: int  # Most micro-batches in flight: those of an optimizer step on a rank.
+    Attributes:
+        microbatches: Micro-batches of an optimizer step on a data-parallel rank.
+        reference: A reference model, which the host keeps, changes places with the model's weights.
+        value_model: A value model is trained in the same processes.
+        lm_head_float32: The output layer multiplies in float32.
+        whole_logits: All logits of a micro-batch are in memory at once.
+        triton_logits: Kernels take their softmax (``actor.logits=triton``).
+        offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
+        offload_in_backward: The optimizer's state is on the GPU for its steps alone.
+        quantized: Engines have the matrices of layers in FP8.
+        replayed_tokens: Tokens of a data-parallel rank's share whose routes the host keeps
+            (``actor.routing_replay``); 0: none.
+        sampled_routes: Samples carry routes as well (``actor.routing_replay=engine``).
+    """
+
+    microbatches: int
     longest_tokens: int
     bucket_bytes: int = BUCKET_MIB * MIB
-    # A reference model, which the host keeps, changes places with the model's weights.
     reference: bool = False
-    value_model: bool = False  # A value model is trained in the same processes.
-    lm_head_float32: bool = False  # The output layer multiplies in float32.
-    whole_logits: bool = False  # All logits of a micro-batch are in memory at once.
-    triton_logits: bool = False  # Kernels take their softmax (actor.logits=triton).
-    offload: str = "none"  # none, optimizer or all: what goes to host memory while engines sample.
-    offload_in_backward: bool = False  # The optimizer's state is on the GPU for its steps alone.
+    value_model: bool = False
+    lm_head_float32: bool = False
+    whole_logits: bool = False
+    triton_logits: bool = False
+    offload: str = "none"
+    offload_in_backward: bool = False
     minibatches: int = 1
-    # Tokens of a data-parallel rank's share whose routes the host keeps (actor.routing_replay); 0:
-    # none.
     replayed_tokens: int = 0
-    sampled_routes: bool = False  # Samples carry routes as well (actor.routing_replay=engine).
-    quantized: bool = False  # Engines have the matrices of layers in FP8.
+    sampled_routes: bool = False
+    quantized: bool = False
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """A model's state on a rank."""
+    """A model's state on a rank.
 
-    weights: float  # In bfloat16.
-    gradients: float  # In float32.
-    optimizer: float  # Float32 main parameters and Adam's moments, shared by the copies.
+    Attributes:
+        weights: In bfloat16.
+        gradients: In float32.
+        optimizer: Float32 main parameters and Adam's moments, shared by the copies.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
 
     @property
     def whole(self) -> float:
         return self.weights + self.gradients + self.optimizer
 
     def resident(self, offload: str) -> float:
-        """On the device while no phase needs any of it."""
+        """Bytes on the device while no phase needs the state."""
         return {"none": self.whole, "optimizer": self.weights, "all": 0.0}[offload]
 
     def with_weights(self, offload: str) -> float:
-        """On the device while a phase needs the weights."""
+        """Bytes on the device while a phase needs the weights."""
         return max(self.weights, self.resident(offload))
 
     @property
@@ -98,12 +116,12 @@ class StateBytes:
         return self.weights + self.gradients
 
     def copied_bytes(self, offload: str) -> float:
-        """In host memory; gradients, which are zero between updates, are only freed."""
+        """Bytes in host memory; gradients, which are zero between updates, are only freed."""
         weights = self.weights if offload == "all" else 0.0
         return 0.0 if offload == "none" else self.optimizer + weights
 
     def moved_bytes(self, step: Step) -> float:
-        """To host memory, and back, in a step."""
+        """Bytes that move to host memory and back in a step."""
         again = step.minibatches - 1 if step.offload_in_backward else 0
         return self.copied_bytes(step.offload) + again * self.optimizer
 
@@ -212,7 +230,7 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
 
 
 def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
-    """Phases of a step on a rank of a stage, CUDA's own share apart."""
+    """Phases of a step on a rank of a stage, without CUDA's share."""
     layout = actor.layout
     last = is_last_stage(layout, stage)
     state, value = _models(spec, actor, step, stage)
@@ -318,8 +336,8 @@ def rank_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
 
 
 def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> float:
-    """Temporaries of Adam: none in Transformer Engine's fused one; two of a rank's largest piece of
-    a parameter in torch's."""
+    """Adam's temporaries: none with Transformer Engine's fused Adam; with torch's, two of the size
+    of the rank's largest piece of a parameter."""
     layout = actor.layout
     pp = layout.pipeline_parallel
     if actor.layers != "local":
@@ -330,17 +348,17 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
         return 8 * min(weights / layout.copies, max(map(max, filter(None, sizes)), default=0))
     largest = largest_parameter_of_rank(spec, layout)
     if actor.overlap_gradients or (spec.tied and pp > 1):
-        largest //= layout.copies  # The shared table is a bucket alone, which the copies cut.
+        largest //= layout.copies  # The shared table is a separate bucket, which the copies divide.
     return 8 * min(weights / layout.copies, largest)
 
 
 def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) -> int:
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
-    ``rlmath.engines.transport`` bounds it by pieces that are all as large as the largest tensor.
-    Here each bucket has its size: while vLLM reads one, the next is gathered, with its messages
-    where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
-    tensor that it took.
+    ``rlmath.engines.transport`` bounds it as if each piece were as large as the largest tensor.
+    Here each bucket counts with its size: while vLLM reads one, the next is gathered, with its
+    messages if several ranks share the model. vLLM's buffer has the size of the largest bucket, and
+    vLLM keeps the last tensor.
     """
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
@@ -350,7 +368,7 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
 def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
     """Bytes for merging a matrix with its adapter: the result, and rows of it in float32.
 
-    ``rlmath.actor.lora.Adapter.merged``.
+    ``rlmath.actor.lora.Adapter.merge``.
     """
     if actor.lora is None or actor.unmerged:
         return 0.0
@@ -492,11 +510,11 @@ def actor_phases(spec: ModelSpec, actor: ActorShape, step: Step) -> list[Phase]:
 
 
 def usable_bytes(gpu_gib: float) -> float:
-    """A GPU's memory less what is left free."""
+    """A GPU's memory without the share that is left free."""
     return gpu_gib * GIB * (1 - FREE_SHARE)
 
 
 def engine_share(gpu_gib: float, resident_bytes: float, most: float = 0.85) -> float:
-    """``rollout.gpu_memory_utilization``: what is left beside the actor, in whole hundredths."""
+    """``rollout.gpu_memory_utilization``: the share left by the actor, in whole hundredths."""
     left = usable_bytes(gpu_gib) - resident_bytes
     return min(most, math.floor(100 * left / (gpu_gib * GIB)) / 100)

@@ -17,12 +17,12 @@ from rlmath.commands.plan.request import PlanRequest, overrides
 from rlmath.commands.plan.time import Work, with_calls_s
 from rlmath.model.spec import ModelSpec
 
-# A longer step than this is hardly meant.
+# A step longer than this is probably unintended.
 LONG_STEP_S = 3600.0
 
 
 def as_json(request: PlanRequest, plans: Sequence[Plan]) -> dict[str, Any]:
-    """Everything: what was asked, what was assumed, and each plan with its terms."""
+    """The request, the assumptions, and each plan with its terms."""
     return {
         "model": request.path,
         "parameters": request.spec.num_parameters,
@@ -58,7 +58,7 @@ def _plan_json(request: PlanRequest, plan: Plan) -> dict[str, Any]:
 
 
 def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) -> str:
-    """The fastest plans, the best one's peaks and settings, and what was assumed."""
+    """The fastest plans, the best one's peaks and settings, and the assumptions."""
     work, best, gpu, gpus = request.work, plans[0], request.gpu, request.gpus
     moved = f"what actor.offload={best.step.offload} moves"
     head = ["TP", "PP", "CP", "EP", "DP", "recompute", "engines", "share", "cache", "running"]

@@ -64,8 +64,8 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
 
 
 def _largest(config: Config, spec: ModelSpec, gpu: Gpu, key: str) -> int:
-    """The largest token budget that fits a card, up to that which takes all of an update, or of a
-    step in a forward-only pass, as one micro-batch."""
+    """The largest token budget that fits a card, up to the tokens of a whole update, or of a whole
+    step in a forward-only pass."""
     _, step = settings_in_plan(config, spec)
     budget = value_of(config, UPDATE_KEY)
     everything = step.microbatches * step.longest_tokens

@@ -20,7 +20,7 @@ def describe_teacher(config: Config) -> list[str]:
     try:
         spec = read_model_spec(teacher.path)
     except ModelError:
-        return []  # Said by the checks.
+        return []  # The checks report it.
     terms = teacher_bytes(config, spec)
     found = ", ".join(f"{name} {size / GIB:.1f}" for name, size in terms.items())
     fitting = [gpu.name for gpu in GPUS.values() if teacher_fits(config, terms, gpu)]
@@ -36,7 +36,7 @@ def teacher_bytes(config: Config, spec: ModelSpec) -> dict[str, float]:
 
     vLLM computes the log-probs of a step's prompt tokens from whole logits, in the model's type, in
     float32 and as log-probs (``_get_prompt_logprobs_dict`` in ``gpu_model_runner.py``), all ranks
-    alike; it does not reckon with them when it sizes its KV cache.
+    alike; it ignores them when it sizes its KV cache.
     """
     teacher = config.teacher
     value = 4 if (teacher.dtype or config.model.dtype) is DType.float32 else 2

@@ -1,7 +1,6 @@
 """How long the phases of a step take, from FLOPs, bytes and the assumptions of ``gpus.py``.
 
-A prediction to compare layouts by. It says nothing of hosts, data or grading, which continues while
-others are sampled.
+A prediction for comparing layouts. Hosts, data and grading, which overlaps sampling, are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Work:
     """The work of a step.
 
     Attributes:
-        prompt_tokens: Longest prompt, which all are taken to have.
+        prompt_tokens: Longest prompt, as the length of all.
         response_tokens: Longest response.
         calls: Mean calls of tools in a response.
         call_s: Mean seconds of a call.
@@ -102,7 +101,7 @@ def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
     """Operations of causal attention between the projections, per token."""
     seen, window = sequence_tokens / 2, spec.sliding_window
     if window is not None and window < sequence_tokens:
-        # The first tokens see what is before them, the others as many as the window has.
+        # The first tokens attend to all tokens before them, the others to the window.
         windowed = window - window**2 / (2 * sequence_tokens)
         full = len(spec.full_layers) / spec.layers
         seen = full * seen + (1 - full) * windowed
@@ -131,7 +130,7 @@ def _output_flops(spec: ModelSpec) -> int:
 def slowest_stage_share(
     spec: ModelSpec, layout: Layout, sequence_tokens: float, cost: float = 1.0
 ) -> float:
-    """Work of the slowest stage, the last of which has the output layer, over an average one's."""
+    """Work of the slowest stage divided by the mean; the last stage has the output layer."""
     whole, output = forward_flops(spec, sequence_tokens, cost), _output_flops(spec)
     work = [size * (whole - output) / spec.layers for size in layout.stage_sizes(spec.layers)]
     work[-1] += output
@@ -161,7 +160,7 @@ def actor_time_s(
     flops = forward_flops(spec, work.mean_tokens, cost)
     forward = work.tokens * flops / (ranks * peak)
     if actor.fp8 is not None:
-        # Bound by memory, as decoding is; of the backward pass, gradients take as much twice.
+        # Memory-bound, like decoding; the backward pass moves twice the bytes for gradients.
         bandwidth = gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth
         forward += work.tokens * quantizing_bytes(spec) / (ranks * bandwidth)
 
@@ -212,7 +211,7 @@ def actor_time_s(
     context_s = (cp - 1) * per_stage * efficiency.context_step_s
     log_probs = 0.0
     if work.minibatches > 1:
-        # Joined over minibatches; routes, and scales in FP8, are of the update's micro-batches.
+        # A pass joins micro-batches, but routes and FP8 scales need those of the update.
         of_update = bool(spec.experts or actor.fp8)
         joined = passes * (1.0 if of_update else actor.max_tokens / actor.in_forward.max_tokens)
         joined = max(1.0, joined)
@@ -220,18 +219,18 @@ def actor_time_s(
         log_probs += tensor + experts + context + joined * (message_s + context_s)
         log_probs *= 1 + (pp - 1) / joined / layout.virtual_stages
     context += passes * context_s
-    # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
-    # have none of; a recomputed layer has one more (the same, section 3).
+    # The backward pass costs two forward passes, one of them for the gradients of weights, which
+    # frozen weights do not have; a recomputed layer costs one more (the same, section 3).
     compute = forward * ((2 if actor.lora else 3) + again + modules)
     if actor.overlap_gradients:
         # Sums end with the backward pass of each minibatch's last micro-batch, or after it.
         data -= min(reduced_s, (compute - forward) / microbatches)
     if actor.overlap_param_gather:
-        # Behind the first micro-batch's forward pass of the minibatches after the first; the weight
-        # sync waits for what the last one updates.
+        # Overlaps the first forward pass of each minibatch after the first; the weight sync waits
+        # for the last update.
         hidden = min(data_s - reduced_s, forward / microbatches)
         data -= (work.minibatches - 1) / work.minibatches * hidden
-    # A recomputed layer is of one stage, and sends nothing to another.
+    # Recomputing a layer sends nothing between stages.
     moved = once * (2 + again) - messages * again + sent_again + context * (3 + again)
     update = (compute + moved) * bubble + data
     return log_probs, update
@@ -242,9 +241,9 @@ def _with_launches(
 ) -> float:
     """Seconds of forward passes with the host's launches.
 
-    Small micro-batches are done before the host has launched what comes next, so a dense layer
-    takes the longer of both. A layer of experts copies its token counts to the host, which launches
-    the experts only then: both add up.
+    The GPU may finish a small micro-batch before the host has launched the next kernels, so a dense
+    layer takes the longer of the two. A layer of experts copies its token counts to the host, which
+    launches the experts only then, so both add up.
 
     Args:
         forward: Seconds of the arithmetic, on the slowest stage.
@@ -316,15 +315,15 @@ def decoding(
 def with_calls_s(sampling_s: float, work: Work) -> float:
     """Seconds of sampling with calls of tools.
 
-    Engines sample other responses meanwhile, so calls are waited for at the end, when only the
-    longest responses are left; or all the time, if there are more of them than run at once.
+    Engines sample other responses during calls, so calls add time only at the end, when just the
+    longest responses are left, or throughout if there are more calls than run in parallel.
     """
     of_response = work.calls * work.call_s
     return max(sampling_s + of_response, work.sequences * of_response / work.parallel_calls)
 
 
 def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
-    """State to host memory and back, once in a step; nothing is taken to hide it.
+    """State to host memory and back, once in a step, without overlap.
 
     Args:
         moved_bytes: Bytes of one rank, in one direction.
@@ -345,7 +344,7 @@ def weight_sync_time_s(
     gpus_per_node: int,
     expert_part: float = 1.0,
 ) -> float:
-    """Every rank of a copy gathers what it lacks; a copy on one node does so over its links.
+    """Seconds in which each rank gathers the rest of the model, over links within a node.
 
     Args:
         expert_part: Share of all experts' bytes that the busiest rank moves, if each

@@ -25,12 +25,18 @@ FILLS = 1
 
 @dataclass(frozen=True)
 class SyncTime:
-    """The prediction for one transport."""
+    """The prediction for one transport.
+
+    Attributes:
+        gather_s: Seconds until the sending ranks have gathered their tensors.
+        send_s: To the engines' workers, copies on the GPU included.
+        calls_s: For the calls of all buckets.
+    """
 
     transport: str
-    gather_s: float  # Until the ranks that send have what they send.
-    send_s: float  # To the engines' workers, copies on the GPU included.
-    calls_s: float  # For the calls of all buckets.
+    gather_s: float
+    send_s: float
+    calls_s: float
 
     @property
     def seconds(self) -> float:

@@ -35,7 +35,7 @@ class _Part:
         return CURRICULA.get(self.name)(CooldownSettings(cooldown=True), self.options)
 
     def visits(self, one: Curriculum, first: int, last: int) -> list[tuple[int, str, bool]]:
-        """Try what is not skipped, and note what was."""
+        """Visit all problems, try those that are not skipped, and record each visit."""
         seen = []
         for step in range(first, last):
             draw = random.Random(step)

@@ -1,4 +1,4 @@
-"""The invariants of what engines are made with: model family, weight transport, engine
+"""Invariants of the parts of engines: model family, weight transport, engine
 arguments."""
 
 from __future__ import annotations

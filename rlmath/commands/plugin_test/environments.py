@@ -28,7 +28,7 @@ _VALUES: dict[str, tuple[Any, Any]] = {
 
 
 def check_environment(name: str) -> Iterator[Finding]:
-    """Hold the environment called ``name`` to the invariants, with its default options."""
+    """Test the invariants of the environment called ``name``, with its default options."""
     part = _Environment(name)
     return findings(
         {

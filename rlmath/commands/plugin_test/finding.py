@@ -81,7 +81,7 @@ def differs(
 
 
 def not_finite(values: Tensor) -> str | None:
-    """The first value that is none; ``None``: all are finite."""
+    """The first value that is not finite; ``None``: all are."""
     places = (~values.isfinite()).flatten().nonzero()
     if not len(places):
         return None

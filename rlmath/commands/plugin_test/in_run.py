@@ -1,4 +1,4 @@
-"""A run of a few steps with all parts of a plug-in, and its second half again from a checkpoint."""
+"""A run of a few steps with all parts of a plug-in, whose second half is repeated from a save."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlmath.config.quoting import quoted_path
 
 STEPS = 4
 NAMES = {
-    "invariants": "a run of steps holds its invariants, the ledger among them",
+    "invariants": "a run passes its checks, including the ledger",
     "resume is equal": "a resumed run is equal to the last bit",
 }
 

@@ -1,4 +1,4 @@
-"""The invariants of what gives rows (data source, benchmark) and of what judges answers (verifier,
+"""Invariants of plug-ins that give rows (data source, benchmark) or judge answers (verifier,
 reward)."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = ("The answer is \\boxed{4}.", "4", "I do not know.", "", "The answer is 
 
 
 def check_data_source(name: str) -> Iterator[Finding]:
-    """Hold the data source called ``name`` to the invariants, with its default options."""
+    """Test the invariants of the data source called ``name``, with its default options."""
     part = _Source(name)
     return findings(
         {

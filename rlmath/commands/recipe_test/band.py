@@ -22,7 +22,7 @@ LAST_STEPS = 10
 SEEDS = 3
 # Learning rate of the shrunk model in a test. (Its head start takes 2e-3.)
 LEARNING_RATE = 5e-4
-# On either side of what was measured: of what was learned.
+# Margin on either side of the measured values, relative to the gain.
 MARGIN = 1 / 3
 
 
@@ -44,9 +44,12 @@ def lr_factor(lr: float) -> float:
 
 
 def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequence[float]) -> Band:
-    """The band around what was measured: from the least to the largest, and ``MARGIN`` of the way
-    from the start to their mean on either side. Raises UserError: a recipe that learns nothing
-    would be in it."""
+    """The band around the measured values: from the least to the largest, and ``MARGIN`` of the way
+    from the start to their mean on either side.
+
+    Raises:
+        UserError: A recipe that learns nothing would be in it.
+    """
     start, mean = sum(starts) / len(starts), sum(measured) / len(measured)
     margin = MARGIN * abs(mean - start)
     low, high = min(measured) - margin, max(measured) + margin

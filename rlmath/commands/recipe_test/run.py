@@ -1,4 +1,4 @@
-"""The two runs of a test and what is asked of them."""
+"""The two runs of a test and their checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlmath.monitor.digests import read_digests
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was asked; ``ok``: whether it holds, ``None`` if that cannot be said."""
+    """One check; ``ok``: whether it holds, ``None`` if unknown."""
 
     name: str
     ok: bool | None
@@ -50,7 +50,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
 
 
 def _train(config: Config) -> str:
-    """Train to the end; what went wrong, or nothing."""
+    """Train to the end; returns the error, or an empty text."""
     from rlmath.training import loop
 
     try:

@@ -1,1 +1,1 @@
-"""``rlmath replay``: an update of a run again, from what the run has kept."""
+"""``rlmath replay``: redo an update of a run from its kept batch."""

@@ -66,7 +66,7 @@ class StepVerdict:
 
     @property
     def is_right(self) -> bool:
-        """The step is what the run did, as far as this layout can tell."""
+        """Whether the step equals the run, as far as this layout can tell."""
         return self.is_exact or (self.is_close and not self.must_be_exact)
 
 

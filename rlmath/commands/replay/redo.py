@@ -1,4 +1,4 @@
-"""Updates of a run once more, on ranks of its layout or of another one, without engines."""
+"""Redo updates of a run on ranks, in its layout or another one, without engines."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _begin(parts: UpdateParts, source: Source, begin: Start) -> None:
     found = run.actor.weights_changes()[0].fingerprints
     parts.monitor.digest_log.start(found)
     if begin.step != source.start.step:
-        return  # On the way.
+        return  # Reached by an earlier step.
     recorded = _recorded_weights(source, begin.step)
     if recorded is not None and recorded != digest(*map(of_number, found.values())):
         what = begin.path or run.config.model.path

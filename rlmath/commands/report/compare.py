@@ -7,7 +7,7 @@ from typing import Any
 
 # Problems of a list in the page.
 MAX_PROBLEMS = 300
-# Where a run is written, not what it is.
+# Settings of where a run is written.
 _NO_DIFFERENCE = ("runner.run_dir", "runner.resume", "runner.accept_changes")
 _MISSING = "not a setting there"
 
@@ -19,8 +19,8 @@ def compare(settings: Sequence[Mapping[str, Any]], grades: Sequence[Grades]) -> 
     ``grades``: for each run, right and graded samples by kind, problem and step.
 
     Returns:
-        ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, of the
-        problems that both sampled, each judged by the newest step of each run that did: how many
+        ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, for
+        problems that both sampled, by each run's newest step that sampled the problem: how many
         ``both`` or ``neither`` solved (at least one right sample), and ``only``, for each run the
         ids that it alone solved, with ``more`` that the page leaves out.
     """

@@ -62,7 +62,7 @@ def _of_metrics(run: RunFolder) -> Iterator[Event]:
 
 
 def _of_decisions(run: RunFolder) -> Iterator[Event]:
-    """Detectors each time; another automatic choice when it is not that of the step before."""
+    """All alarms of detectors, and other automatic choices when they change."""
     last: dict[str, str] = {}
     for line in run.decisions:
         what, choice = str(line["what"]), str(line.get("choice"))

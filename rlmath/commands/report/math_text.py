@@ -1,4 +1,4 @@
-"""LaTeX in a text as MathML, reduced to what cannot do anything but show mathematics.
+"""LaTeX in a text as MathML, reduced to elements that only show mathematics.
 
 latex2mathml makes the elements. What a model writes goes into it (``\\href``, ``\\class`` and
 ``\\color`` too), so only the elements and attributes listed here are kept; the page makes them one
@@ -66,7 +66,7 @@ Tree = list[Any]
 def split(text: str) -> list[str | tuple[str, str]]:
     """A text as pieces of text and ``(source, LaTeX)`` of formulas; their sources join to it.
 
-    Only the delimiters are looked at; what is between them may be no mathematics.
+    Only the delimiters count; the text between them may be no mathematics.
     """
     pieces: list[str | tuple[str, str]] = []
     end = 0

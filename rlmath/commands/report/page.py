@@ -1,6 +1,6 @@
 """The HTML file: one page with its style, its script and its data, and nothing from elsewhere.
 
-What a model wrote is in the data alone. The data is JSON in a block that no browser runs, in ASCII
+Text of the model is only in the data. The data is JSON in a block that no browser runs, in ASCII
 and without ``<``, so nothing in it can end the block. The script shows texts as text nodes only.
 A Content-Security-Policy in the page forbids every request, and every script and style but the two
 whose hashes it has.
@@ -59,7 +59,7 @@ def page(data: Mapping[str, Any], title: str, refresh_s: int | None = None) -> s
         "SCRIPT": script,
     }
     template = (FOLDER / "report.html").read_text(encoding="utf-8")
-    # One pass, so that nothing in a part is taken for the name of another.
+    # One pass, so that no part can contain the name of another.
     pieces = template.split("@@")
     return "".join(piece if at % 2 == 0 else parts[piece] for at, piece in enumerate(pieces))
 

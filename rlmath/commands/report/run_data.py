@@ -256,7 +256,7 @@ class _Formulas:
 
 
 def _omissions(run: RunFolder, samples: Samples, events: int) -> list[str]:
-    """In words, what the run has and the page does not, and what neither has."""
+    """Notes about data that the page leaves out, and data that the run lacks."""
     notes = []
     total = sum(s["samples"] for kind in samples.figures.values() for s in kind.values())
     if missing := sum(samples.left_out.values()):

@@ -35,12 +35,16 @@ _FOR_THE_LAST = 1 / 8
 
 @dataclass
 class StepFigures:
-    """Figures over all samples of one step and kind."""
+    """Figures over all samples of one step and kind.
+
+    Attributes:
+        truncated: Samples cut off at the limit.
+    """
 
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    truncated: int = 0  # Samples cut off at the limit.
+    truncated: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.lengths.append(row["response_tokens"])
@@ -52,17 +56,23 @@ class StepFigures:
 
 @dataclass
 class Samples:
-    """The result of a pass over a run's samples."""
+    """The result of a pass over a run's samples.
+
+    Attributes:
+        grades: Right and graded samples by kind, problem and step.
+        chosen: Samples to show, in the order of the files.
+        cut_texts: Characters of shown samples that the page leaves out.
+        left_out_tokens: Samples that are shown without their values per token.
+        token_bytes: Approximate bytes of values per token in the page.
+    """
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
-    # Right and graded samples by kind, problem and step.
     grades: dict[str, dict[str, dict[int, list[int]]]] = field(default_factory=dict)
-    # Samples to show, in the order of the files.
     chosen: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
-    cut_texts: int = 0  # Characters of shown samples that are not.
-    left_out_tokens: int = 0  # Samples that are shown without their values per token.
-    token_bytes: int = 0  # Approximate bytes of values per token in the page.
+    cut_texts: int = 0
+    left_out_tokens: int = 0
+    token_bytes: int = 0
 
 
 def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9) -> Samples:
@@ -74,9 +84,9 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
             have none; those that have are spread over the run.
 
     Returns:
-        Figures over all samples; and of each file the groups of a few problems, whole. A problem's
-        place in that choice follows from its id alone, so that it is shown in every step that
-        sampled it, and in both of two runs.
+        Figures over all samples, and from each file the complete groups of a few problems. These
+        are chosen by their ids, so a problem is shown in every step that sampled it, and in both
+        of two compared runs.
     """
     found, traces = Samples(), Traces(run.folder)
     left = float(budget_bytes)
@@ -106,14 +116,14 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
 
 
 def quantiles(values: Sequence[float]) -> list[float]:
-    """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
+    """The values at ``QUANTILES``, by linear interpolation; empty without values."""
     return [float(np.quantile(values, share)) for share in QUANTILES] if values else []
 
 
 def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any]:
     """Right and graded samples by problem and column of steps.
 
-    Problems that most steps sampled come first; of those that fit, all have the same columns.
+    Problems that most steps sampled come first; all rows have the same columns.
 
     Returns:
         ``columns``: ``[first step, last step]`` each; ``rows``: ``id`` and ``cells`` of
@@ -189,8 +199,8 @@ def _choose(
 
 
 def _parts(row: Mapping[str, Any]) -> list[tuple[bool, int, str]]:
-    """A response's parts: whether the model wrote it, tokens, and text. What it read between two
-    turns is one."""
+    """A response's parts: whether the model wrote it, tokens, and text. The text
+    between two turns is one part."""
     segments = row.get("segments") or [("model", row["response_tokens"], row["response"])]
     found = []
     for is_own, group in itertools.groupby(segments, lambda one: one[0] == "model"):

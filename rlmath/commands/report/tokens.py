@@ -84,7 +84,7 @@ def token_table(
         while "\ufffd" in text and end < min(len(ids), at + _MAX_SPLIT):
             end += 1
             text = tokenizer.decode(ids[at:end])
-        if "\ufffd" in text:  # Not a character, however many are taken.
+        if "\ufffd" in text:  # Not a character with any number of tokens.
             end, text = at + 1, tokenizer.decode(ids[at : at + 1])
         values = (_JOIN.get(name, _first)(one[at:end]) for name, one in columns.items())
         rows.append([text, *values])
@@ -124,7 +124,7 @@ def columns_of(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Sequenc
 
 
 def _own(row: Mapping[str, Any], tokens: int) -> NDArray[Any]:
-    """``[tokens]``: 1 for those that the model sampled, 0 for what tools put between them."""
+    """``[tokens]``: 1 for tokens that the model sampled, 0 for observations."""
     segments = row.get("segments") or [("model", tokens, "")]
     return np.repeat([one[0] == "model" for one in segments], [one[1] for one in segments])
 

@@ -1,4 +1,4 @@
-"""Random models and sequences: what the checks compute with when no model is given."""
+"""Random models and sequences for the checks if no model is given."""
 
 from __future__ import annotations
 

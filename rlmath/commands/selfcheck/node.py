@@ -29,7 +29,7 @@ class Node:
 
     @property
     def dtype(self) -> str:
-        """``model.dtype`` of the checks: what runs use there."""
+        """``model.dtype`` of the checks, as runs use it on this device."""
         return "bfloat16" if self.on_cuda else "float32"
 
     @property

@@ -62,7 +62,7 @@ class Record:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Name what is being done, for the message when the check ends in it."""
+        """Name the current phase, for the message if the check ends in it."""
         started_s = time.monotonic()
         self.phase_begins(name)
         yield

@@ -98,7 +98,7 @@ def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Re
 
 
 def this_node(out: Path, model: str | None) -> Node:
-    """The machine as it is, and the model, made if none is given."""
+    """The machine and the model, which is made if none is given."""
     from rlmath.commands.selfcheck.material import random_model
 
     machine, states = Machine.here(), gpu_states()

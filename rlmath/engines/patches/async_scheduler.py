@@ -1,4 +1,4 @@
-"""vLLM's asynchronous scheduler, as on GPUs, with a short way for the steps that only decode.
+"""vLLM's asynchronous scheduler, as on GPUs, with a fast path for steps that only decode.
 
 A step is scheduled while the one before it still computes, so a sequence has tokens that are on
 their way ("output placeholders"), whose number is known and whose values are not. See
@@ -41,8 +41,8 @@ class AsyncDecodeScheduler(ShortSteps, AsyncScheduler):  # type: ignore[misc]
         return SchedulerOutput(**fields, new_block_ids_to_zero=self._get_new_block_ids_to_zero())
 
     def _choose(self) -> tuple[list[Request], list[int]]:
-        """The sequences that get a token, and which of them need a block or fill one; none if some
-        need more."""
+        """The sequences that get a token, and those of them that need a block or fill one; none if
+        any needs more than that."""
         block_size, before = self.block_size, self.prev_step_scheduled_req_ids
         chosen: list[Request] = []
         of_blocks: list[int] = []

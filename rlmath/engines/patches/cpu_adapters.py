@@ -15,7 +15,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 
 class OneAdapter(PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's, with a short way for steps in which all tokens have the same adapter."""
+    """vLLM's wrapper, with a fast path for steps in which all tokens have the same adapter."""
 
     def add_lora_linear(
         self,

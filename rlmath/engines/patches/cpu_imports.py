@@ -17,7 +17,7 @@ _LOWERING = "torch._inductor.lowering"
 
 @contextlib.contextmanager
 def without_compiler() -> Iterator[None]:
-    """Import vLLM in this block and make the engine in it: more modules are imported then."""
+    """Import vLLM and create the engine in this block: both import modules."""
     import torch
 
     compile_, torch.compile = torch.compile, _as_is  # type: ignore[assignment]

@@ -1,9 +1,9 @@
-"""vLLM's sampling on CPU without what a rollout does not need.
+"""vLLM's sampling on CPU without the parts that a rollout does not need.
 
 vLLM 0.32 draws each token's seed from the request's ``torch.Generator``, one call after another:
 a tenth of the time of a small model's step. Here the seed is a hash of the request's own seed and
-of how many tokens it has drawn, so a request's tokens depend on nothing else either. And with each
-token's log-prob it gives the token's rank, for which it goes through the whole vocabulary.
+the number of its drawn tokens, so tokens depend on nothing else either. vLLM also computes each
+token's rank, which reads the whole vocabulary; here ranks are computed only if needed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _stream(generator: Generator) -> SeedStream:
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
     """Log-probs of the sampled tokens; see vLLM's method.
 
-    Where those of other tokens are not asked for, ranks are not computed either but given as 0.
+    If only the sampled tokens are wanted, ranks are 0 instead of computed.
 
     Args:
         logprobs: ``[n, v]``.
@@ -110,6 +110,6 @@ def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> L
 
 
 def install() -> None:
-    """Sample so in this process from now on; engines that were made before keep vLLM's way."""
+    """Patch vLLM's sampling in this process; engines that exist already are unchanged."""
     TopKTopPSampler.forward_cpu = forward_cpu  # type: ignore[method-assign]
     Sampler.gather_logprobs = staticmethod(gather_logprobs)  # type: ignore[method-assign]

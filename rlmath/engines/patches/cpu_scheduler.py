@@ -1,4 +1,4 @@
-"""vLLM's scheduler on CPU, with a short way for the steps that only decode, several at once.
+"""vLLM's scheduler on CPU, with a fast path that runs several decoding steps at once.
 
 The steps are those that need no block of keys and values (``short_steps.py``); the worker runs as
 many as fit into all sequences' last blocks (``cpu_rounds.py``).
@@ -21,8 +21,8 @@ class DecodeScheduler(ShortSteps):
     """A ``scheduler_cls`` of vLLM without asynchronous scheduling.
 
     Attributes:
-        max_rounds: Tokens of a sequence in one step, at most. What is asked of the engine meanwhile
-            waits for them, and sequences that end on the way take part to the end.
+        max_rounds: Most tokens of a sequence in one step. New requests wait for the step, and
+            sequences that end within it are computed to its end.
     """
 
     max_rounds = 8

@@ -1,4 +1,4 @@
-"""vLLM's side of the precision contract (``rlmath/model/precision.py``): applied, and looked at."""
+"""Apply and check vLLM's side of the precision contract (``rlmath/model/precision.py``)."""
 
 from __future__ import annotations
 
@@ -68,9 +68,16 @@ def worker_precision(worker: Any) -> dict[str, str]:
 
 
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
-    """Compare what vLLM's workers do with the contract. Raises RuntimeError: one does otherwise;
-    vLLM falls back to another type where a platform lacks one, and says so in its log alone.
-    ``workers``: from ``worker_precision``. ``dtype``: ``model.dtype``."""
+    """Compare the types that vLLM's workers use with the contract.
+
+    Args:
+        workers: From ``worker_precision``.
+        dtype: ``model.dtype``.
+
+    Raises:
+        RuntimeError: A worker differs: vLLM falls back to another type if a platform lacks one,
+            and only its log says so.
+    """
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,
         "dtype": dtype,

@@ -19,7 +19,7 @@ from rlmath.utils.child_processes import end_with_parent
 # Set to 1 in the engines that rlmath starts; their workers inherit it.
 ENGINE_VARIABLE = "RLMATH_ENGINE"
 SHARED_MEMORY = "shared_memory"
-# By the name of a transport, what in an engine's workers receives adapters through it.
+# For each transport by name, the class in an engine's workers that receives adapters.
 _TRANSPORTS = "rlmath.engines.transports"
 ADAPTER_ENGINES = {
     SHARED_MEMORY: (f"{_TRANSPORTS}.shared_memory_engine", "SharedMemoryAdapters"),

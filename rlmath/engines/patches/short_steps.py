@@ -1,4 +1,4 @@
-"""A short way through vLLM's scheduler for the steps that only decode.
+"""A fast path through vLLM's scheduler for steps that only decode.
 
 vLLM 0.32 asks for every sequence in every step whether it needs memory, encoder inputs, drafts and
 more, walks through as many questions with every token that comes back, and makes an object of each.
@@ -50,8 +50,8 @@ class ShortSteps(Scheduler):
     log-probs, it is vLLM's own scheduler.
 
     Attributes:
-        is_plain: Whether the short way may be taken.
-        num_short_steps: Steps scheduled the short way so far.
+        is_plain: Whether the fast path may be taken.
+        num_short_steps: Steps on the fast path so far.
     """
 
     prev_step_scheduled_req_ids: set[str]

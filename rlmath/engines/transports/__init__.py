@@ -114,7 +114,7 @@ def own_address() -> str:
 
 
 def free_port() -> int:
-    """A port of this host that nobody listens on."""
+    """A free port of this host."""
     with socket.socket() as probe:
         probe.bind((own_address(), 0))
         return int(probe.getsockname()[1])

@@ -72,7 +72,7 @@ def open_segment(name: str) -> int:
 
 
 def map_writable(descriptor: int) -> Tensor:
-    """The segment as a uint8 tensor; everyone sees what is written to it."""
+    """The segment as a uint8 tensor, shared by all processes."""
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
 

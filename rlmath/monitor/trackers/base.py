@@ -73,14 +73,17 @@ class Tracker(Protocol):
             values: All of them by full key.
             compared_by: Metrics that runs with other settings are compared by.
         """
+        ...
 
     def step(
         self, step: int, time_s: float, values: Mapping[str, float], texts: Mapping[str, str]
     ) -> None:
         """One step's metrics, some of which may not be finite, and texts by their tags."""
+        ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Called at the end of the run."""
+        ...
 
 
 TRACKERS: Registry[Callable[[TrackedRun], Tracker], TrackerTraits] = Registry(

@@ -15,10 +15,10 @@ from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 @TRACKERS.register("swanlab", traits=TrackerTraits("swanlab"))
 class SwanLab:
-    """A run of ``swanlab``, whose variables (``SWANLAB_MODE``, ``SWANLAB_WORKSPACE``, ...) hold.
+    """A run of ``swanlab``, set up by variables (``SWANLAB_MODE``, ``SWANLAB_WORKSPACE``, ...).
 
     Without an API key and without ``SWANLAB_MODE`` it writes offline, to ``<run_dir>/swanlog``, for
-    ``swanlab sync``: the client would ask at the terminal.
+    ``swanlab sync``, since the client would prompt in the terminal.
     """
 
     def __init__(self, run: TrackedRun) -> None:

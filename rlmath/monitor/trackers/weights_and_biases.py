@@ -15,7 +15,7 @@ from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 @TRACKERS.register("wandb", traits=TrackerTraits("wandb"))
 class WeightsAndBiases:
-    """A run of ``wandb``, whose variables (``WANDB_MODE``, ``WANDB_ENTITY``, ...) hold.
+    """A run of ``wandb``, set up by variables (``WANDB_MODE``, ``WANDB_ENTITY``, ...).
 
     Without an API key and without ``WANDB_MODE`` it writes offline, to ``<run_dir>/wandb``, for
     ``wandb sync``: the client would ask at the terminal.

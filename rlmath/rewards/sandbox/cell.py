@@ -62,7 +62,7 @@ def run(code: str, names: dict[str, Any], file: str) -> int:
 
 
 def finish() -> None:
-    """End like a script: wait for the code's threads, and call what it registered."""
+    """End like a script: wait for the code's threads, and run its exit handlers."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
@@ -71,7 +71,7 @@ def finish() -> None:
 
 
 def flush() -> None:
-    """Write out what the code printed, also if it has replaced or closed the streams."""
+    """Flush the code's output, even if it has replaced or closed the streams."""
     for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
         with contextlib.suppress(BaseException):
             stream.flush()  # type: ignore[union-attr]

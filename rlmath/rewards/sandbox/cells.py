@@ -65,7 +65,7 @@ class Output:
 
     @property
     def tail(self) -> bytes:
-        """The end, as far as it is not in ``head``."""
+        """The last bytes that are not in ``head``."""
         return bytes(self._tail[-self._half :])
 
 
@@ -120,7 +120,7 @@ class Cell:
         return status, seconds, output
 
     def _starts(self) -> bool:
-        """Whether it waits for code; what it says before it runs any cannot be forged."""
+        """Whether it waits for code; its messages before it runs any cannot be forged."""
         readable, _, _ = select.select([self._done], [], [], _START_LIMIT_S)
         return bool(readable) and os.read(self._done, 1) == READY
 
@@ -172,7 +172,7 @@ class Cell:
                         return "flood"
 
     def reap(self) -> bool:
-        """End what is left; whether the sandbox is as it was, without a process or file of it."""
+        """End remaining processes; whether the sandbox is clean, without processes or new files."""
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -254,7 +254,7 @@ def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
         gc.enable()
         cell.be_deterministic()
         names, own, number = cell.new_main(), os.getpid(), 0
-        cell.run("None", {}, "<cell 0>")  # what every call needs is now in this process's memory
+        cell.run("None", {}, "<cell 0>")  # loads the modules that every call needs
         os.write(_DONE, READY)
         while (request := _read(_CODE, REQUEST.size)) is not None:
             kind, length = REQUEST.unpack(request)

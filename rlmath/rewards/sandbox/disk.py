@@ -41,7 +41,7 @@ def disk_use_mib(
                     if len(sizes) > MOST_FILES:
                         return inf
         except (FileNotFoundError, NotADirectoryError):
-            continue  # It is gone by now.
+            continue  # It was deleted meanwhile.
         except OSError:
             return inf
     for process in processes:

@@ -70,7 +70,7 @@ class PreparedProgram(ABC):
         """Run the program once, with clean files. Raises ProviderError: the provider failed."""
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Release what was prepared."""
+        """Release the prepared program."""
 
     def __enter__(self) -> PreparedProgram:
         return self

@@ -1,4 +1,4 @@
-"""The interface of a step check, and what a step shows to its checks."""
+"""The interface of a step check, and the data of a step that it gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InvariantError(UserError):
 
 @dataclass(frozen=True)
 class BeforeUpdate:
-    """A step whose samples are there, and the forward passes before its update.
+    """A step with its samples and the forward passes before its update.
 
     Attributes:
         run: Ranks and engines.
@@ -56,7 +56,7 @@ class BeforeUpdate:
 
 @dataclass(frozen=True)
 class AfterUpdate:
-    """A step whose update is done.
+    """A step after its update.
 
     Attributes:
         run: The ranks; ``rlmath replay`` has no engines.
@@ -86,7 +86,7 @@ class AfterUpdate:
 
 @dataclass(frozen=True)
 class AfterSync:
-    """A step whose weights are on the engines.
+    """A step after its weight sync.
 
     Attributes:
         run: Ranks and engines.
@@ -115,7 +115,7 @@ class StepCheck:
     """
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        """Judge what was sampled."""
+        """Check the samples."""
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
@@ -123,7 +123,7 @@ class StepCheck:
         return {}
 
     def after_sync(self, now: AfterSync) -> Metrics:
-        """Judge what the engines have after the weight sync."""
+        """Check the engines after the weight sync."""
         return {}
 
     def close(self) -> None:

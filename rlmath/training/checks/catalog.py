@@ -19,7 +19,7 @@ from rlmath.training.checks.unchanged import ChangedWeights
 
 
 def step_checks() -> StepChecks:
-    """New checks: what they remember of earlier steps is of one run."""
+    """New checks, each with the memory of one run."""
     agreement = LogProbAgreement()
     return StepChecks(
         [

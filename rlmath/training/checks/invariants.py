@@ -1,6 +1,6 @@
-"""Invariants: what must hold in every step whatever the data. Checking them costs nothing.
+"""Invariants that hold in every step, whatever the data. Checking them costs nothing.
 
-The first minibatch is computed from the very weights that the old log-probs are from, so its
+The first minibatch is computed with the same weights as the old log-probs, so its
 importance ratio is 1; the reference model of a run's first step is the policy, so their KL is 0;
 with a learning rate of 0 the ratio stays 1 in every minibatch; and samples whose advantages are all
 0 have no gradient. The tokens of a minibatch have the number and the weights that follow from the
@@ -33,8 +33,11 @@ TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 
 
 class Invariants(StepCheck):
-    """The figures of an update against what they have to be. ``gate``: has measured the model's
-    rounding noise; ``None``: nothing has."""
+    """Compare the figures of an update with their required values.
+
+    Args:
+        gate: Knows the model's rounding noise; ``None``: it is unknown.
+    """
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate
@@ -68,8 +71,11 @@ def _moves(figures: Mapping[str, float]) -> bool:
 
 def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]) -> list[str]:
     """A sentence where engines give too few tokens' routes (``actor.routing_replay=engine``).
-    ``routing``: metrics of an update, ``routing/...``. ``sequence_lengths``: tokens of each
-    sequence that it trained on; one of them has no route."""
+
+    Args:
+        routing: Metrics of an update, ``routing/...``.
+        sequence_lengths: Tokens of each sequence that it trained on; one of them has no route.
+    """
     share = routing.get("routing/engine_missing_share")
     if share is None or not sequence_lengths:
         return []
@@ -127,8 +133,8 @@ def violations(
 def _wrong_ratio(
     config: Config, minibatches: Sequence[Mapping[str, float]], index: int, tolerance: float
 ) -> list[str]:
-    """A sentence for an importance ratio that cannot be. Not against rollout log-probs, which may
-    differ from the actor's. A minibatch that is not finite was discarded with its own warning."""
+    """A sentence for an impossible importance ratio; none for rollout log-probs, which may differ
+    from the actor's. A minibatch that is not finite was discarded with its own warning."""
     if config.algorithm.old_log_probs is not OldLogProbs.recompute:
         return []
     figures = minibatches[index]
@@ -161,7 +167,7 @@ def _wrong_kl(
     has_moved: bool,
     tolerance: float,
 ) -> list[str]:
-    """A sentence for a KL to the reference, of a first minibatch, that cannot be."""
+    """A sentence for a KL to the reference, of a first minibatch, that is impossible."""
     broken = []
     frozen = config.algorithm.reference.kind is ReferenceKind.frozen
     if frozen and has_moved and not config.actor.lora.rank and figures.get("kl") == 0:

@@ -1,4 +1,4 @@
-"""Optimizer steps: the learning rate of the schedule, and what Adam makes of gradient and moments.
+"""Optimizer steps: the learning rate of the schedule, and Adam's use of gradient and moments.
 
 The driver counts the steps and computes the rate separately. The ranks look at a few elements
 around each step (``rlmath/actor/step_probe.py``).
@@ -18,7 +18,7 @@ from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, Step
 
 
 class OptimizerSteps(StepCheck):
-    """Compares rates with the schedule, and reports what the ranks' probes found."""
+    """Compares rates with the schedule, and reports findings of the ranks' probes."""
 
     def __init__(self) -> None:
         # Optimizer steps of the run; None: not known yet.

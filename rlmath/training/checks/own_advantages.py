@@ -18,14 +18,21 @@ Rewards = Sequence[float | None]
 
 @dataclass(frozen=True)
 class ScoredGroups:
-    """Inputs of the advantages."""
+    """Inputs of the advantages.
 
-    rewards: Sequence[Rewards]  # Rewards of each group's samples, in float32.
-    # Rewards that gdpo normalizes separately, for each group and sample.
+    Attributes:
+        rewards: Rewards of each group's samples, in float32.
+        separate: Rewards that ``gdpo`` normalizes separately, for each group and sample.
+        weights: Weights of these rewards.
+        tokens: In the loss, of the samples of each group.
+        options: Options of the estimator.
+    """
+
+    rewards: Sequence[Rewards]
     separate: Sequence[Sequence[Rewards]]
-    weights: Sequence[float]  # Weights of these rewards.
-    tokens: Sequence[Sequence[int]]  # In the loss, of the samples of each group.
-    options: Any  # Options of the estimator.
+    weights: Sequence[float]
+    tokens: Sequence[Sequence[int]]
+    options: Any
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -33,7 +40,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float], times: Sequence[float] | None = None) -> float:
-    """Bessel's standard deviation of values that stand a number of times each."""
+    """Standard deviation (Bessel's) of values, each with a number of occurrences."""
     counts = [1.0] * len(values) if times is None else times
     total = math.fsum(counts)
     if total <= 1:
@@ -103,7 +110,7 @@ def _batch_std(groups: ScoredGroups) -> list[list[float]]:
 def _whiten(
     values: Sequence[Sequence[float]], times: Sequence[Sequence[float]], epsilon: float
 ) -> list[list[float]]:
-    """Mean 0 and deviation 1 over values that stand a number of times each; 0 if that is 0."""
+    """Whiten values, each with a number of occurrences; 0 if the deviation is 0."""
     flat = [v for row in values for v in row]
     counts = [float(n) for row in times for n in row]
     seen = [v for v, n in zip(flat, counts, strict=True) if n]
@@ -184,13 +191,15 @@ ESTIMATORS: dict[str, Callable[[ScoredGroups], list[list[float]]]] = {
 def own_advantages(
     name: str, groups: ScoredGroups, whiten_epsilon: float | None
 ) -> list[float] | None:
-    """The advantage of each sample's tokens, group after group. Returns ``None``: a value model, a
-    teacher or somebody's own estimator gives the advantages.
+    """The advantage of each sample's tokens, group after group.
 
     Args:
         name: Name of the estimator.
         groups: Inputs of the estimator.
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
+
+    Returns:
+        ``None``: a value model, a teacher or a plug-in gives the advantages.
     """
     estimate = ESTIMATORS.get(name)
     if estimate is None:

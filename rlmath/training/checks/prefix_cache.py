@@ -1,4 +1,4 @@
-"""After a weight sync no engine keeps what the old weights have made of prompts."""
+"""After a weight sync no engine keeps cached prompts of the old weights."""
 
 from __future__ import annotations
 

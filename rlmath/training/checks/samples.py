@@ -1,4 +1,4 @@
-"""Samples are what they say: their prompt, where they end, what their text is, and its grade."""
+"""Samples are consistent: prompt, end, text and grade."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def wrong_ends(
 
 
 def wrong_segments(samples: Sequence[GradedSample]) -> list[str]:
-    """A sentence for the first sample whose segments are none, or do not fit its log-probs."""
+    """A sentence for the first sample whose segments are invalid or do not fit its log-probs."""
     for graded in samples:
         segments, count = graded.sample.segments, len(graded.sample.token_ids)
         if segments == ONE_TURN:

@@ -1,4 +1,4 @@
-"""A frozen teacher stays the one that it was.
+"""A frozen teacher does not change.
 
 Engines of the run are asked for checksums of their parameters, whatever the model is. A server
 cannot be: it scores a sequence of an early step again.

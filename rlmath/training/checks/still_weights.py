@@ -67,7 +67,7 @@ def begin(worker: ActorWorker) -> None:
 
 
 def compare_again(worker: ActorWorker) -> list[str]:
-    """Runs in a rank: what has changed since :func:`begin`."""
+    """Runs in a rank: names of weights that changed since :func:`begin`."""
     found: list[str] = worker.frozen_weights.find_changed()
     return found
 
@@ -86,7 +86,7 @@ def find_moved(found: Sequence[Sequence[str]]) -> list[str]:
 
 
 def find_drift(changes: Sequence[WeightChanges]) -> list[str]:
-    """A sentence if ranks of a copy of the model differ in what they should hold alike."""
+    """A sentence if ranks of a model copy differ in weights that they share."""
     found = next((one.drifted for one in changes if one.drifted), "")
     return (
         [f"{found}: their gradients are not summed alike, or one missed an update"] if found else []

@@ -56,12 +56,14 @@ def check_changes(
     monitor: Monitor,
 ) -> None:
     """Check that an update changed all that it should; ``alignment.on_fail`` decides between an
-    error and a warning. Raises InvariantError: a part of the weights did not change, with
-    ``alignment.on_fail=stop``.
+    error and a warning.
 
     Args:
         changes: Changes of each rank.
         update: Metrics of the update, ``train/...``; without them nothing was trained.
+
+    Raises:
+        InvariantError: A part of the weights did not change, with ``alignment.on_fail=stop``.
     """
     if not has_trained(config, update):
         return
@@ -101,9 +103,15 @@ def check_value_changes(
     step: int,
     monitor: Monitor,
 ) -> None:
-    """Check that an update changed the value model's matrices, each as a whole. Raises
-    InvariantError: one did not change, with ``alignment.on_fail=stop``. ``unchanged``: its tensors
-    that are as they were. ``update``: metrics of the update, ``value/...``."""
+    """Check that an update changed the value model's matrices, each as a whole.
+
+    Args:
+        unchanged: Its tensors that did not change.
+        update: Metrics of the update, ``value/...``.
+
+    Raises:
+        InvariantError: One did not change, with ``alignment.on_fail=stop``.
+    """
     count = config.algorithm.minibatches_per_step
     moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0
     stuck = [name for name in unchanged if name.endswith("_proj.weight") and _may_judge(name)]
@@ -112,8 +120,12 @@ def check_value_changes(
 
 
 def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> list[str]:
-    """A sentence if any rank has parts that should have changed. ``dtype``: type of the weights.
-    ``unchanged``: unchanged parts of each rank; ``None``: not known."""
+    """A sentence if any rank has parts that should have changed.
+
+    Args:
+        dtype: Type of the weights.
+        unchanged: Unchanged parts of each rank; ``None``: not known.
+    """
     stuck: dict[str, dict[int, Run]] = {}
     for rank, runs in enumerate(unchanged):
         for run in runs or ():

@@ -1,4 +1,4 @@
-"""The node: driver, GPUs, their links, and the versions that everything else stands on."""
+"""The node: driver, GPUs, their links, and the versions that everything else depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_DRIVER = 580
 
 
 def run(node: Node, record: Record) -> None:
-    """Report the machine; what a run could not start with is a problem."""
+    """Report the machine; a fault that prevents a run is a problem."""
     from rlmath.checks.machine import Machine
 
     record.figure("Python", sys.version.split()[0])

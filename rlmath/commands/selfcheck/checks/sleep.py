@@ -18,7 +18,7 @@ def run(node: Node, record: Record) -> None:
     if not node.on_cuda:
         record.not_applicable("", "engines on a CPU keep their memory and never sleep")
         return
-    # Not before: they take seconds to import.
+    # Imported late, since it takes seconds.
     from rlmath.commands.selfcheck import parts
     from rlmath.rollout.weight_sync import sync_weights
 
@@ -37,7 +37,7 @@ def run(node: Node, record: Record) -> None:
                 parts.sample(pool, wanted)
     given_back = awake - asleep[0]
     least = LEAST_GIVEN_BACK * config.rollout.gpu_memory_utilization * node.gpu_gib * 1024
-    # The first cycles may still take caches that stay.
+    # The first cycles may still allocate caches that stay.
     growth = asleep[-1] - min(asleep[2:5])
     record.figure("used while awake", awake, "MiB")
     record.figure("used while asleep, by cycle", " ".join(map(str, asleep)), "MiB")

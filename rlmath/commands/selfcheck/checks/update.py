@@ -47,7 +47,7 @@ FINGERPRINT_ROWS = 2**16 + 11
 # The fastest counts: the first ones of a process also wait for a GPU that has been idle.
 TIMED = 3
 PROMPT_TOKENS = 4
-# The plan promises what it says of memory to this share.
+# Relative error of memory that the plan promises.
 PLAN_TOLERANCE = 0.1
 # Above this multiple of the planned time something is not fused, or falls back. The plan knows that
 # short micro-batches wait for the host, whose speed differs: 1.6 was measured, see
@@ -175,7 +175,7 @@ def report_launches(record: Record, spec: ModelSpec, measured: Measured) -> None
     """The host's time of a layer, which is all that passes of so few tokens take."""
     layers = MICROBATCHES * spec.layers
     planned_s = Efficiency().layer_launch_s
-    # Backward is taken to launch twice what forward does.
+    # The backward pass launches about twice as many kernels.
     launch_s = measured.seconds / layers / 3
     record.figure("host time of a layer, forward", 1e3 * measured.log_probs_s / layers, "ms")
     record.figure("host time of a layer, update / 3", 1e3 * launch_s, "ms", key=True)
