@@ -32,12 +32,6 @@ CASES = {
     "colocated, engines of 2": case("colocated", [2, 2], 4, 2, 2, 2, **SEES),
     "separate, engines of 2": case("separate", [2, 2], 2, 2, 1, 2),
 }
-MORE_CASES = {
-    "colocated, two engines of 2 to a group": case("colocated", [4, 4], 8, 4, 4, 2),
-    "colocated, engines of 4": case("colocated", [4, 4], 8, 1, 2, 4),
-    "separate, engines of 1": case("separate", [4, 4], 4, 4, 4, 1),
-    "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),
-}
 REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)
 # Each with one GPU of the first node broken; the second has as many.
 SPARE = case("colocated", [2], 2, 2, 2, 1, broken=["host-0/1"])
@@ -68,12 +62,6 @@ def found(bad_nodes):
     """What the cases of the plain command gave."""
     more = {"refused": REFUSED, "spare": SPARE, "none spare": NONE_SPARE}
     return placed({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
-
-
-@pytest.mark.long
-def test_more_cases():
-    for name, given in placed(MORE_CASES).items():
-        check(given, MORE_CASES[name])
 
 
 def gpus_of(found):

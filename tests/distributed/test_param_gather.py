@@ -101,7 +101,6 @@ AGAIN = {"model": dataclasses.replace(SETTINGS, recompute="full")}
         ("tied", Layout(1, 1, 2), {}),
         # The last stage's copy of the table is read by the output layer alone.
         ("tied", Layout(1, 2, 2, virtual_stages=2), {}),
-        ("untied", Layout(1, 1, 1, context_parallel=2), {}),
         ("mixture", Layout(1, 1, 4, expert_parallel=2), {}),
         ("untied", Layout(1, 1, 2), LORA),
     ],
