@@ -129,13 +129,6 @@ def test_a_model_of_the_hub_stays_the_same_in_another_cache(tmp_path: Path) -> N
         assert attempts.refused(settings(run_dir, f"model.path={other}"))
 
 
-def test_a_saved_file_of_another_version_is_compared_where_both_know_a_key(run_dir: Path) -> None:
-    file = run_dir / "config.yaml"
-    text = file.read_text().replace("loss: ppo_clip", "loss: ppo_clip\n  gone_setting: 3")
-    file.write_text(text)
-    assert attempts.refused(settings(run_dir)) == []
-
-
 def test_accept_changes_names_what_exists_and_is_guarded(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,10 +94,3 @@ def test_commands_say_it(tmp_path: Any) -> None:
     for command in ("train", "sft"):
         assert any("actor.fp8=e4m3" in one for one in find_problems(loaded, command, CPU_MACHINE))
     assert not any("fp8" in one for one in find_problems(loaded, "evaluate", CPU_MACHINE))
-
-
-def test_a_recipe_alone_is_refused(tmp_path: Any) -> None:
-    settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
-    loaded = load([*settings, "actor.fp8_recipe=tensorwise"])
-    found = [one for one in find_problems(loaded, "train", GPU_MACHINE) if "fp8_recipe" in one]
-    assert len(found) == 1 and "actor.fp8" in found[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checks.pairs import pair_problems, unused
+from rlmath.checks.pairs import pair_problems
 from rlmath.checks.profile import profile_problems
 from rlmath.checks.run import find_problems
 from rlmath.config.load import load
@@ -56,7 +56,3 @@ def test_tools_for_gpus_are_refused_on_a_cpu(tool: str) -> None:
     assert list(pair_problems(config, Device.cuda, "train")) == []
     # An evaluation with the settings of a run profiles nothing.
     assert list(pair_problems(config, Device.cpu, "evaluate")) == []
-
-
-def test_a_tool_without_steps_does_nothing() -> None:
-    assert "runner.profile.tool" in unused(load([*BASE, "runner.profile.tool=nsys"]))

@@ -50,18 +50,6 @@ def test_prompts_that_are_too_long_are_counted(
     assert "set it to 90" in capsys.readouterr().err
 
 
-def test_rows_that_the_run_would_refuse_are_said(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beyond the first rows too, at which every start looks."""
-    rows = [ROWS[0]] * 40 + [{"question": " ", "answer": "2"}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(base) == 2
-    assert "train.jsonl:41: field 'question': the prompt is empty" in capsys.readouterr().err
-    assert main([*base, "data.malformed_rows=skip"]) == 0
-    assert "1 of 41 checked rows are malformed" in capsys.readouterr().out
-
-
 def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,21 +45,6 @@ def test_settings_are_checked_as_at_a_run(
     assert "model, data, layout and sizes fit" in capsys.readouterr().out
 
 
-def test_fields_of_a_data_set_of_the_hub(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "set"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text('{"problem": "1+1", "solutions": ["2"]}\n')
-    overrides = ["experiment=quickstart", "model=tiny", "model.path=tiny", "cluster.device=cpu"]
-    overrides += [f"data.train_paths=['hub:{folder}']", "data.eval_paths=[]"]
-    overrides += [f"runner.run_dir={tmp_path}"]
-    main(["doctor", *overrides])
-    assert f"data.prompt_key=prompt: hub:{folder}:1 has no such field" in capsys.readouterr().out
-    main(["doctor", *overrides, "data.prompt_key=problem"])
-    assert "model, data, layout and sizes fit" in capsys.readouterr().out
-
-
 def test_a_wrong_version_and_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
 
@@ -80,11 +65,6 @@ def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.level == "bad"
     assert "--shm-size" in finding.text
     assert levels(doctor.disk(Path(".")))["disk"] == "note"
-
-
-def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("socket.gethostbyname", lambda _: "127.0.1.1")
-    assert levels(doctor.network())["host name"] == "note"
 
 
 def test_rdma_adapter_without_library_device_and_locked_memory_is_named(

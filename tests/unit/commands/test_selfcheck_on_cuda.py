@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rlmath.checks.machine import Machine
 from rlmath.cli import main
@@ -238,17 +237,6 @@ def test_an_engine_slower_than_vllm_alone_fails(
     monkeypatch.setattr(FakePool, "bare_rate", 1e12)
     with pytest.raises(AssertionError, match="of what vLLM gives alone"):
         run(throughput, node, monkeypatch)
-
-
-def test_random_streams_differ_by_sample_and_prompts_by_step(node: Node) -> None:
-    small = dataclasses.replace(node)
-    first, again, other = (parts.requests(small, 16, step=step) for step in (0, 0, 1))
-    assert first == again
-    assert len({one.seed for one in first}) == len({one.key for one in first}) == 16
-    assert {one.prompt_token_ids for one in first}.isdisjoint(
-        {one.prompt_token_ids for one in other}
-    )
-    assert torch.tensor([len(one.prompt_token_ids) for one in first]).unique().numel() == 8
 
 
 @pytest.mark.parametrize(("gpus", "used"), [(8, 8), (3, 2), (1, 1)])

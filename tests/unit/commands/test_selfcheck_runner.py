@@ -162,12 +162,6 @@ def test_only_names_checks() -> None:
             select(names)
 
 
-def test_append_needs_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "ROOT", tmp_path)
-    with pytest.raises(UserError, match=r"docs/gpu_results\.md"):
-        suite.run([check("good")], str(tmp_path / "out"), None, "docs/gpu_results.md")
-
-
 def test_append_adds_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "gpu_results.md"

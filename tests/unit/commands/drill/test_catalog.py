@@ -20,8 +20,6 @@ from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.published import KNOWN
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "records" / "drills.md"
-
 
 @pytest.mark.parametrize(
     ("module", "names"),
@@ -234,19 +232,6 @@ def test_drills_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "- two: `other` does not apply: actor.x=1: there is none",
     ]
     assert main(["drill", "--table", str(tmp_path / "none.json")]) == 2
-
-
-def test_the_page_has_every_fault() -> None:
-    """Its table is what ``rlmath drill quickstart --markdown`` prints."""
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    for fault in FAULTS:
-        (row,) = [one for one in rows if one.startswith(f"| `{fault.name}` |")]
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[1:4] == [fault.what, fault.where, fault.alarm.replace("|", "\\|")]
-        if fault.missing(load(["experiment=quickstart"])) is None:
-            assert int(cells[4]) <= fault.latest, f"{fault.name} was not run, or not named"
-        else:
-            assert cells[4] == "does not apply"
 
 
 def test_a_fault_may_wait_for_groups_of_earlier_steps() -> None:

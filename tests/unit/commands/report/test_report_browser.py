@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -281,24 +280,6 @@ def test_what_changed(browser: Browser, url: str) -> None:
     assert browser.run("count()") == "3 of 39 samples"
 
 
-def test_the_last_step_of_an_axis_is_not_cut(
-    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "long", steps=2)
-    with (run / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 1000, "rollout/rewards": 1.0}\n')
-    assert main(["report", str(run), "--out", str(tmp_path / "long.html")]) == 0
-    browser.open((tmp_path / "long.html").as_uri())
-    texts: Any = browser.run(
-        """$$("figure.chart svg text").map((text) => {
-          const box = text.getBBox();
-          return [text.textContent, box.x, box.x + box.width];
-        })"""
-    )
-    assert "1000" in [label for label, *_ in texts]
-    assert [one for one in texts if one[1] < 0 or one[2] > 360] == []
-
-
 def test_long_lists_are_shown_in_parts(
     browser: Browser, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -346,50 +327,3 @@ def test_keys_alone(browser: Browser, url: str) -> None:
     assert before != after == browser.run("$('ul.list').getAttribute('aria-activedescendant')")
     browser.press("Home", 36)
     assert browser.run("$('li[aria-selected=true]').id") == before
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_windows_and_schemes(browser: Browser, url: str, scheme: str, width: int) -> None:
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width, height=800, deviceScaleFactor=1, mobile=False,
-    )  # fmt: skip
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.call("Emulation.setEmulatedMedia", features=features)
-    browser.open(url)
-    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.run("$('table.causes td').offsetWidth >= 100"), "words are not broken"
-    # Text, weak text and signs against the page: 4.5 is WCAG's AA.
-    contrasts = browser.run(
-        """["--text", "--weak", "--good", "--bad", "--mark", "--a", "--focus"].map((name) => {
-          const style = getComputedStyle(document.documentElement);
-          const light = (color) => {
-            const part = (at) => {
-              const value = parseInt(color.trim().slice(at, at + 2), 16) / 255;
-              return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-            };
-            return 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
-          };
-          const both = [name, "--panel"].map((one) => light(style.getPropertyValue(one)));
-          return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
-        })"""
-    )
-    assert min(contrasts) >= 4.5
-
-
-def test_a_reload_keeps_what_was_looked_at(
-    browser: Browser, url: str, make_run: Callable[..., Path]
-) -> None:
-    browser.open(url)
-    browser.run("set('f-status', 'timeout'); $('#group-timing').open = true")
-    browser.wait_for("$$('#group-timing figure').length")
-    browser.run("$$('ul.list li')[1].click()")
-    chosen: Any = browser.run("$('.sample h3').textContent")
-    browser.events.clear()
-    browser.call("Page.reload")
-    while not any(event["method"] == "Page.loadEventFired" for event in browser.events):
-        browser.events.append(browser._read())
-    assert browser.run("count()") == "4 of 39 samples"
-    assert browser.run("$('.sample h3').textContent") == chosen
-    assert browser.run("$('#group-timing').open")

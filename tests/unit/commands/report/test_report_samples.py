@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from rlmath.commands.report.sample_sets import (
     MAX_COLUMNS,
     MAX_PROBLEMS,
-    cut_text,
     heat_map,
-    quantiles,
     read_samples_of,
 )
 from rlmath.monitor.run_folder import RunFolder
@@ -31,18 +27,6 @@ def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None
     # Each file has at least one, and figures are over all.
     assert {row["step"] for row in some.chosen} == {0, 1, 2, 3, 4}
     assert some.figures == everything.figures and some.grades == everything.grades
-
-
-def test_quantiles() -> None:
-    assert quantiles([]) == []
-    assert quantiles([3.0]) == [3.0] * 7
-    assert quantiles([4, 0, 1, 3, 2]) == pytest.approx([0, 0.2, 1, 2, 3, 3.8, 4])
-
-
-def test_texts_are_cut_in_the_middle() -> None:
-    assert cut_text("abc", 3) == ("abc", 0)
-    text, cut = cut_text("a" * 50 + "b" * 50, 10)
-    assert cut == 90 and text.startswith("aaaaa\n[… 90 ") and text.endswith("]\nbbbbb")
 
 
 def test_a_heat_map_of_many_steps_and_problems() -> None:
