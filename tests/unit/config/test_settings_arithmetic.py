@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.checks.layout import nearest, one_of
 from rlmath.config.arithmetic import Batch, RunLayout, batch_of, describe, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
@@ -136,15 +135,3 @@ def test_description_shows_the_sums() -> None:
     assert "4 ranks on CPU: tensor 2 x pipeline 1 x data 2" in text
     assert "2 x tensor 1, 128 sequences each" in text
     assert "60 steps = 120 optimizer steps, 15,360 sequences" in text
-
-
-@given(value=st.integers(1, 300), divisor=st.integers(1, 40))
-def test_nearest_finds_the_neighbors(value: int, divisor: int) -> None:
-    found = nearest(value, lambda n: n % divisor == 0)
-    below = (value - 1) // divisor * divisor
-    above = (value // divisor + 1) * divisor
-    assert found == ([below] if below else []) + [above]
-
-
-def test_lists_read_well() -> None:
-    assert [one_of([4]), one_of([3, 4]), one_of([1, 2, 4])] == ["4", "3 or 4", "1, 2 or 4"]

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rlmath.config.groups import options
 from rlmath.config.load import load, save, to_plain, to_yaml, with_values
 from rlmath.config.schema import Config, DType, RewardItem
-from rlmath.config.settings import by_key, settings
+from rlmath.config.settings import settings
 from rlmath.errors import ConfigError
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
@@ -244,10 +244,3 @@ def test_every_setting_is_documented_and_every_number_has_a_range() -> None:
     assert {one.key for one in numbers if str(one.limits) == "finite"} == unbounded
     others = [setting for setting in settings() if setting.type not in (int, float)]
     assert {str(one.limits) for one in others} == {"finite"}
-
-
-def test_settings_know_their_types() -> None:
-    assert by_key()["model.dtype"].choices == ["float32", "bfloat16"]
-    assert by_key()["actor.data_parallel"].type_text == "whole number or null"
-    assert by_key()["data.train_paths"].type_text == "list of texts"
-    assert by_key()["reward.items[].name"].default_text == "has to be given"

@@ -117,15 +117,3 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         assert set(tags) <= DOCUMENTED, expression
     used = {name for expression in found for name in re.findall(r"\brlmath_\w+", expression)}
     assert used == set(RUN_METRICS)
-
-
-def test_the_dashboards_panels_have_their_own_places() -> None:
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (x, y)
-        for panel in panels
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24
