@@ -36,11 +36,6 @@ def plain(inputs, options):
     return -inputs.token_advantages() * inputs.log_ratio().exp(), {}
 
 
-def rows():
-    for a in range(10, 50):
-        yield {"prompt": f"<|user|>What is {a} + 7?<|assistant|>", "solutions": [str(a + 7)]}
-
-
 class Rows:
     """Without end; a run that resumes continues with the next one."""
 
@@ -70,17 +65,10 @@ def main() -> None:
     found: dict[str, object] = {}
     held_out = [{"prompt": "<|user|>What is 1 + 7?<|assistant|>", "solutions": ["8"]}]
     given = {"rewards": [variety], "eval_data": held_out}
-    failed = Run.from_config(*SETTINGS, "runner.run_dir=failed", data=rows(), **given)
-    try:
-        for _ in failed:
-            raise KeyError("of the script's own")
-    except KeyError:
-        found["failed_open"] = "open" in repr(failed)
     run = Run.from_config(
         *SETTINGS, "runner.run_dir=mine", data=Rows(), loss=plain, step_checks=[Longest], **given
     )
     run.save("saved/start")
-    found["failed_closed"] = "closed" in repr(failed)
     numbers = []
     for step in run:
         numbers.append((step.number, len(step.groups), step.metrics["timing/step"] > 0))

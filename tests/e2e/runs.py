@@ -14,13 +14,13 @@ MARK = "RLMATH_TEST_RUN"
 
 
 def environment(mark=""):
-    return {**os.environ, "PYTHONWARNINGS": "ignore", MARK: mark}
+    return {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT), MARK: mark}
 
 
-def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
+def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S, folder=ROOT):
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
+        cwd=folder,
         env=environment(mark),
         capture_output=True,
         text=True,
@@ -29,8 +29,8 @@ def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
     )
 
 
-def rlmath(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
-    return python("-m", "rlmath", *arguments, mark=mark, timeout_s=timeout_s)
+def rlmath(*arguments, **options):
+    return python("-m", "rlmath", *arguments, **options)
 
 
 def quickstart_settings(material, run_dir):

@@ -1,4 +1,5 @@
-"""``runner.profile``: traces with the phases, linked by the report, and the same run."""
+"""``runner.profile``: traces with the phases, linked by the report, and the same run; nor do tools
+that nobody calls change it."""
 
 import gzip
 import json
@@ -16,7 +17,8 @@ def names_in(trace):
 def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, learned, tmp_path):
     """Of several ranks: tests/distributed/test_profiled_ranks.py."""
     settings = golden_curve.beginning(material, tmp_path)
-    run = rlmath("train", *settings, "runner.profile={steps: [2], tool: torch}")
+    settings += ["runner.profile={steps: [2], tool: torch}", "rollout.tools=[python]"]
+    run = rlmath("train", *settings)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "profile  step 2" in run.stdout
     assert golden_curve.digests(tmp_path) == golden_curve.digests(learned)

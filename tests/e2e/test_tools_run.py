@@ -5,7 +5,6 @@ import shutil
 import pytest
 
 from rlmath.monitor.samples import read_samples
-from tests.e2e import golden_curve
 from tests.e2e.runs import metrics, python, quickstart_settings, rlmath
 
 PROGRAM = "tests/e2e/turns_program.py"
@@ -62,13 +61,6 @@ def test_a_step_is_done_again(run_dir):
     """What a kept batch has of segments: tests/unit/training/test_kept_batches.py."""
     done = rlmath("replay", str(run_dir), "2")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, learned, tmp_path):
-    settings = golden_curve.beginning(material, tmp_path)
-    done = rlmath("train", *settings, "rollout.tools=[python]")
-    assert done.returncode == 0, done.stderr
-    assert golden_curve.digests(tmp_path) == golden_curve.digests(learned)
 
 
 @pytest.mark.long
