@@ -67,13 +67,6 @@ def test_equal_rewards_give_exactly_zero(name):
     assert run(name, [0.1] * 7, [0] * 7, dtype=torch.float32) == [0.0] * 7
 
 
-# reinforce_pp has no groups.
-@pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "reinforce_pp"])
-def test_a_group_of_one_gets_zero(name):
-    got = run(name, [1.0, -1.0, 9.0], [0, 0, 1])
-    assert got[2] == pytest.approx(0.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_unscored_samples_get_zero_and_change_nothing(name):
     rewards, groups, counts = [1.0, -1.0, 1.0, 0.0, 1.0], [0, 0, 0, 1, 1], [3, 1, 2, 5, 4]
@@ -147,15 +140,6 @@ def test_gdpo_agrees_with_several_rewards():
     groups = torch.arange(20) % 4
     want = plain.gdpo(table.tolist(), groups.tolist(), [1.0, 0.5, 2.0])
     assert gdpo(table, groups, EpsilonOptions(), weights=[1.0, 0.5, 2.0]).tolist() == pytest.approx(
-        want, rel=1e-10
-    )
-
-
-def test_grpo_leave_one_out_agrees():
-    torch.manual_seed(1)
-    rewards, groups = torch.randn(30, dtype=torch.float64), torch.arange(30) % 7
-    want = plain.grpo(rewards.tolist(), groups.tolist(), leave_one_out=True)
-    assert grpo(rewards, groups, GrpoOptions(leave_one_out=True)).tolist() == pytest.approx(
         want, rel=1e-10
     )
 

@@ -3,7 +3,6 @@ cause by name."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
@@ -23,7 +22,6 @@ from rlmath.checks import weight_values
 from rlmath.checks.files import model_folder
 from rlmath.cli import main
 from rlmath.config.load import load
-from rlmath.errors import UserError
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
@@ -383,35 +381,6 @@ def test_a_folder_that_vllm_takes_for_a_pattern_is_refused(
     assert f"runner.run_dir={folder}: vLLM finds no file below" in message
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_tensor_parallel_sizes_that_are_offered_are_taken(
-    check: Callable[..., str], tmp_path: Path, ranks: int
-) -> None:
-    write(tmp_path / "model", SIZES)
-    settings = f"model.path={tmp_path / 'model'}", f"actor.tensor_parallel={ranks}"
-    if ranks in (1, 2, 4):
-        check(*settings, "rollout.max_response_tokens=64", code=0)
-        return
-    message = check(*settings)
-    assert f"actor.tensor_parallel={ranks}: the model does not divide so" in message
-    assert "works: 1, 2 or 4" in message
-
-
-def test_the_sizes_that_are_offered_for_experts_divide_them(
-    check: Callable[..., str], tmp_path: Path
-) -> None:
-    """12 heads and experts of width 6: 4 ranks divide the heads alone, unless experts are whole."""
-    changes = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 32}
-    experts = QWEN3_MOE | {"moe_intermediate_size": 6, "num_experts_per_tok": 2}
-    write(tmp_path / "model", SIZES)
-    config(tmp_path / "model", **experts, **changes, intermediate_size=48)
-    settings = f"model.path={tmp_path / 'model'}", "actor.tensor_parallel=5"
-    assert "actor.tensor_parallel=5: the model does not divide so: 12 attention" in check(*settings)
-    assert "works: 1, 2, 3 or 6" in check(*settings)
-    whole = "actor.expert_parallel=4", "actor.data_parallel=4"
-    assert "works: 1, 2, 3, 4, 6 or 12" in check(*settings, *whole)
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -458,20 +427,6 @@ def test_a_plan_refuses_it_as_well(capsys: pytest.CaptureFixture[str], kind: str
     message = capsys.readouterr().err
     assert "model.path=/a${b}/model: ${b} refers to no setting" in message
     assert message.count("\n") == 1
-
-
-def test_the_tools_refuse_it_as_well(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "toolkits"))
-    words = "refers to no setting"
-    arguments = ["to-hf", str(tmp_path / "c"), str(tmp_path / "h"), "model.path=/a${b}"]
-    assert main(["convert", *arguments]) == 2
-    assert words in capsys.readouterr().err
-    problems = tmp_path / "a${b}.jsonl"
-    arguments = [str(problems), "--to", str(tmp_path / "new.jsonl"), "model.path=tiny"]
-    with pytest.raises(UserError, match=words):
-        importlib.import_module("filter_by_pass_rate").main(arguments)
 
 
 def test_one_that_a_settings_file_has_is_named(check: Callable[..., str], tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.benchmarks import BOXED, benchmarks_of
 from rlmath.config.load import load
 from rlmath.config.reward import CompletionFormat
-from rlmath.config.schema import Config, DataConfig
+from rlmath.config.schema import Config
 from rlmath.data import load_problems
 from rlmath.data.light_tokenizer import LightTokenizer
-from rlmath.data.prompt_report import shown_prompt, too_few
+from rlmath.data.prompt_report import too_few
 from rlmath.model.chat import is_instruct
 from rlmath.model.tiny_tokenizer import CHAT_TEMPLATE, build_tokenizer
 
@@ -203,13 +203,6 @@ def test_a_doubled_first_token_is_warned_of(make_config: MakeConfig) -> None:
     assert any("twice" in text for text in warnings_of(config, needs_box=False))
 
 
-def test_a_long_prompt_is_shown_by_its_ends() -> None:
-    text = "a" * 200 + "\n" * 1000 + "b" * 200
-    shown = shown_prompt(text)
-    assert shown == f"{'a' * 200!r} ... 1,000 characters ... {'b' * 200!r}"
-    assert shown_prompt("1\n2") == repr("1\n2")
-
-
 def test_fewer_problems_than_a_step_are_warned_of_with_the_arithmetic() -> None:
     (line,) = too_few("problems", 3, "algorithm.prompts_per_step", 32)
     assert "3 problems for algorithm.prompts_per_step=32: each is in a step 10 or 11 times" in line
@@ -230,10 +223,3 @@ def test_escapes_in_a_typed_template_are_what_they_say(typed: str, meant: str) -
     assert load([*base, f"data.prompt_template={typed}"]).data.prompt_template == meant
     config = load([*base, f"eval.benchmarks=[{{name: a, path: b, prompt_template: {typed}}}]"])
     assert config.eval.benchmarks[0].prompt_template == meant
-
-
-def test_defaults_of_the_loader_leave_problems_as_they_are(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(json.dumps(PLAIN) + "\n")
-    ((problem,), _) = load_problems([file], DataConfig(), LightTokenizer("tiny"))
-    assert problem.prompt == PLAIN["prompt"]

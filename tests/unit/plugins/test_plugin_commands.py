@@ -42,13 +42,6 @@ def test_plan_knows_the_family(
     assert main([*words, f"plugins=[{FAMILY}]"]) == 0
 
 
-def test_a_planned_experiment_has_the_plugin(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    words = [f"model.path={model}", f"plugins=[{FAMILY}]", *SHORT, "--write", "one"]
-    assert main(["plan", "layout", *words, "--config-dir", str(folder)]) == 0
-    assert str(FAMILY) in (folder / "experiment" / "one.yaml").read_text()
-
-
 def test_a_plugin_of_a_checkpoints_run_is_imported(tmp_path: Path) -> None:
     mine = tmp_path / "family.py"
     shutil.copy(FAMILY, mine)

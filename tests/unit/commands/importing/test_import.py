@@ -38,12 +38,6 @@ def test_public_configuration_becomes_these_settings(name: str, case: dict[str, 
     assert [key for key, _, _ in found.without] == case.get("without", []), case["from"]
 
 
-def test_there_are_many_public_configurations() -> None:
-    names = [case.values[0] for case in cases()]
-    assert names.count("verl") >= 40 and names.count("TRL") >= 40 and names.count("OpenRLHF") >= 24
-    assert len({case.values[1]["from"] for case in cases()}) == len(names)
-
-
 def test_every_setting_and_value_of_the_tables_exists() -> None:
     options = {
         setting.key
