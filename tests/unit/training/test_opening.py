@@ -51,16 +51,6 @@ def test_engines_read_no_weights_where_the_ranks_send_all_before_the_first_step(
     assert engines_have_to_read(load([*GIVEN, *overrides]), resumes=resumes) is reads
 
 
-@pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])
-def test_the_ranks_are_told_how_to_take_logits(logits, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
-    given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
-    config = load([*given, "cluster.device=cpu", f"actor.logits={logits}"])
-    layout = resolve_layout(config, Device.cpu)
-    settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
-    assert settings.model.logits == logits
-
-
 def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
