@@ -35,12 +35,7 @@ from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.slices import fingerprint_in
 from tests.support.actors import LAYOUTS, build, gather, make_batch
-from tests.support.models import (
-    make_glm,
-    make_latent,
-    make_mixture,
-    make_olmo2,
-)
+from tests.support.models import make_glm, make_latent, make_mixture, make_olmo2
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
@@ -349,9 +344,7 @@ def run_merged(layout, platform, model, folder, lora):
 
 
 @pytest.mark.parametrize(
-    ("which", "layout"),
-    [("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))],
-    ids=str,
+    ("which", "layout"), [("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))], ids=str
 )
 def test_what_is_sent_is_the_merged_model(ranks, tiny_model, adapters, tmp_path, which, layout):
     check_sent(ranks, tiny_model, adapters[which], layout, tmp_path)

@@ -12,13 +12,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
-from tests.support.actors import (
-    build,
-    gather,
-    hugging_face,
-    make_batch,
-    run_log_probs,
-)
+from tests.support.actors import build, gather, hugging_face, make_batch, run_log_probs
 from tests.support.models import make_mixture
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 

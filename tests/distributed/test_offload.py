@@ -130,12 +130,7 @@ def run(layout, platform, model, batch, folder):
     def run_mode(offload):
         before = {o.untyped_storage()._cdata for o in gc.get_objects() if isinstance(o, Tensor)}
         worker = build(
-            layout,
-            platform,
-            model,
-            offload,
-            value=True,
-            in_backward=offload == "optimizer",
+            layout, platform, model, offload, value=True, in_backward=offload == "optimizer"
         )
         seen = []
         for one in worker._models().values():
@@ -195,14 +190,7 @@ def run_float32(layout, platform, model, batch):
     """Main parameters of a float32 model are views of Megatron's buffer of parameters."""
     both = []
     for offload in ("none", "all"):
-        worker = build(
-            layout,
-            platform,
-            model,
-            offload,
-            dtype=torch.float32,
-            value=False,
-        )
+        worker = build(layout, platform, model, offload, dtype=torch.float32, value=False)
         steps = [one_step(worker, batch, seed)[:2] for seed in (0, 1)]
         both.append((steps, state_of(worker)))
     (steps, state), (same_steps, same_state) = both

@@ -7,10 +7,8 @@ buckets hold a few thousand elements, so that there are many of them.
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -223,7 +221,7 @@ def values_prints(worker):
     return worker.value_model.weight_prints()
 
 
-READERS: list[Callable[[ActorWorker], Any]] = [
+READERS = [
     loaded,
     sent,
     through_host_memory,

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -30,7 +29,7 @@ EP2 = Layout(1, 1, 2, expert_parallel=2)
 LAYOUTS = [Layout(2, 1, 2, expert_parallel=2), Layout(1, 2, 2, expert_parallel=2)]
 UPDATE = StepPlan(minibatches=2)
 # Of the stage's layers some are run again in the backward pass, and others not.
-RECOMPUTE: dict[str, Any] = {"recompute": "full", "recompute_num_layers": 1}
+RECOMPUTE = {"recompute": "full", "recompute_num_layers": 1}
 REPLAYED = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
 R2 = "old_log_probs"
 FIGURES = ("changed_share", "max_load", "min_load")

@@ -7,12 +7,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.model.parallel import Layout
 from rlmath.validation.hooks import megatron_values
 from rlmath.weights.gather import BucketGatherer
-from tests.distributed import (
-    test_actor,
-    test_lora,
-    test_mixture,
-    test_routing_replay,
-)
+from tests.distributed import test_actor, test_lora, test_mixture, test_routing_replay
 from tests.distributed import test_value_model as values
 from tests.distributed.test_actor import check_updates
 from tests.support.actors import make_batch

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -242,7 +241,7 @@ def test_experts_go_to_all_where_shares_would_be_more_to_send(ranks, folders, sh
 
 
 # By name: family, layout, what each worker of an engine keeps, and how many engines.
-OVER_NCCL: dict[str, tuple[str, dict[str, Any], list[list[Any]], int]] = {
+OVER_NCCL = {
     "stages": ("qwen3_moe", {"pp": 2, "ep": 2}, [[None, part, 4] for part in range(4)], 1),
     # The actor's ranks have slices of experts too, and ranks send for both workers.
     "engines": ("glm4_moe", {"tp": 4}, [[None, 1, 2], [None, 0, 2]], 2),

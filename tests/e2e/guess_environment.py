@@ -6,7 +6,7 @@ class Guess:
         self.calls, self.solutions = 0, solutions
         return "Guess."
 
-    def guess(self, number: int) -> str:
+    def guess(self, number):
         """Guess a number.
 
         Args:

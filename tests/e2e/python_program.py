@@ -1,7 +1,5 @@
 """A script that drives runs from Python; test_python_run.py starts it in a folder with material."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -61,8 +59,8 @@ class Longest(StepCheck):
         return {"checks/longest": float(max(len(one.sample.text) for one in samples))}
 
 
-def main() -> None:
-    found: dict[str, object] = {}
+def main():
+    found = {}
     held_out = [{"prompt": "<|user|>What is 1 + 7?<|assistant|>", "solutions": ["8"]}]
     given = {"rewards": [variety], "eval_data": held_out}
     run = Run.from_config(

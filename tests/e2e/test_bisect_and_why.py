@@ -24,11 +24,7 @@ def test_a_token_of_the_data_is_found_in_a_real_run(material, learned, tmp_path)
     data.parent.mkdir()
     data.write_text("\n".join([*rows[:at], json.dumps(row), *rows[at + 1 :]]) + "\n")
     other = tmp_path / "other"
-    run = rlmath(
-        "train",
-        *golden_curve.beginning(material, other),
-        f"data.train_paths=[{data}]",
-    )
+    run = rlmath("train", *golden_curve.beginning(material, other), f"data.train_paths=[{data}]")
     assert run.returncode == 0, run.stderr
     found = rlmath("bisect", str(learned), str(other), "--json")
     assert found.returncode == 1, found.stderr

@@ -4,8 +4,6 @@
 it raises none, and so the list only shrinks.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import io
@@ -56,7 +54,7 @@ WORDS = {
 WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 
 
-def openings(source: str) -> list[str]:
+def openings(source):
     """``LINE: text`` of docstrings and their attribute lines that begin with an :data:`OPENING`."""
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -74,7 +72,7 @@ def openings(source: str) -> list[str]:
     return found
 
 
-def participles(source: str) -> list[str]:
+def participles(source):
     """``LINE: name`` of functions that are named ``fetched`` or ``bound_to``; properties may be."""
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -89,7 +87,7 @@ def participles(source: str) -> list[str]:
     return found
 
 
-def words(source: str) -> list[str]:
+def words(source):
     """``LINE: word`` of the glossary in comments, docstrings and messages."""
     kinds = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))
     return [
@@ -101,13 +99,13 @@ def words(source: str) -> list[str]:
 
 
 @functools.cache
-def found_in(path: Path) -> dict[str, list[str]]:
+def found_in(path):
     """Findings by kind."""
     source = path.read_text(encoding="utf-8")
     return dict(zip(KINDS, (openings(source), participles(source), words(source)), strict=True))
 
 
-def files() -> list[Path]:
+def files():
     """The package's files, but for the grader's tables of words."""
     return [
         path
@@ -116,12 +114,12 @@ def files() -> list[Path]:
     ]
 
 
-def allowed() -> dict[str, dict[str, int]]:
+def allowed():
     """File to kind to number."""
     return json.loads(ALLOWED.read_text(encoding="utf-8"))
 
 
-def lower() -> None:
+def lower():
     """Write the numbers that are found where they are lower than the list's."""
     before = allowed() if ALLOWED.is_file() else None
     after = {}

@@ -172,9 +172,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        ("publish runs/mine me/mine actor.layers=local", "this command does not use it"),
-    ],
+    [("publish runs/mine me/mine actor.layers=local", "this command does not use it")],
 )
 def test_commands_of_their_own_take_settings(arguments, expected, capsys):
     assert main(arguments.split()) == 2

@@ -1,9 +1,6 @@
 """Links lead to pages and headings that exist, and so do the tests that a page names."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,13 @@ RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=str)
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith("http")]
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Of its headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
@@ -36,7 +33,7 @@ def anchors(page: Path) -> set[str]:
     ],
     ids=str,
 )
-def test_anchors_are_headings(page: Path) -> None:
+def test_anchors_are_headings(page):
     links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
     local = [(link, anchor) for link, anchor in links if not link.startswith("http")]
     missing = [
@@ -48,7 +45,7 @@ def test_anchors_are_headings(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_are_named_exist(page: Path) -> None:
+def test_tests_that_are_named_exist(page):
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8"))
     missing = []
     for path, function in named:
@@ -58,7 +55,7 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_every_page_is_linked_from_the_first_and_every_record_from_a_page() -> None:
+def test_every_page_is_linked_from_the_first_and_every_record_from_a_page():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page for page in PAGES[2:] if page.name != "index.md"]
     assert [page.name for page in pages if f"]({page.name}" not in index] == []
@@ -72,7 +69,7 @@ REFERENCE = ("settings.md", "api.md", "coming_from.md", "metrics.md")
 RESULTS = ("gpu_results.md", "correctness.md")
 
 
-def test_the_manual_is_short_and_has_no_dated_figures() -> None:
+def test_the_manual_is_short_and_has_no_dated_figures():
     """Figures with a date, a host or a session are records; so is ``gpu_results.md``."""
     manual = [page for page in PAGES[2:] if page.name not in (*REFERENCE, *RESULTS)]
     lines = {page.name: page.read_text(encoding="utf-8").splitlines() for page in manual}

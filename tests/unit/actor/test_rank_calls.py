@@ -184,12 +184,7 @@ CUDA = Platform("cuda", "nccl", "local")
 
 @pytest.mark.parametrize(
     ("between", "gb_per_s", "cause"),
-    [
-        (False, 300.0, None),
-        (False, 18.0, "NVLink"),
-        (True, 40.0, None),
-        (True, 3.1, "InfiniBand"),
-    ],
+    [(False, 300.0, None), (False, 18.0, "NVLink"), (True, 40.0, None), (True, 3.1, "InfiniBand")],
 )
 def test_describe_warns_of_the_slowest_link_with_its_cause(between, gb_per_s, cause):
     fast = Link(between, 16, 400.0, "node-1", CUDA.link_probe)

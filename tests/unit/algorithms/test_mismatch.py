@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.algorithms import mismatch
-from rlmath.algorithms.correction import (
-    CorrectionConfig,
-    LagTotals,
-    choose,
-    correct,
-)
+from rlmath.algorithms.correction import CorrectionConfig, LagTotals, choose, correct
 from rlmath.algorithms.mismatch import measure, measure_by_lag
 from rlmath.algorithms.mismatch_causes import likely_cause
 

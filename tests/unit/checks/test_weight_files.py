@@ -1,9 +1,6 @@
 """A weight file that is not whole is found before anything loads it."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +28,7 @@ SMALL_TIED = QWEN_1_5B | {
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(10), "b": torch.ones(3, 4)}, file, metadata={"format": "pt"})
     return file
@@ -48,14 +45,14 @@ def weights(tmp_path: Path) -> Path:
         (lambda b: b[:8] + b"?" + b[9:], "header cannot be read"),
     ],
 )
-def test_what_is_not_whole_is_named(weights: Path, change: object, message: str) -> None:
-    weights.write_bytes(change(weights.read_bytes()))  # type: ignore[operator]
+def test_what_is_not_whole_is_named(weights, change, message):
+    weights.write_bytes(change(weights.read_bytes()))
     (problem,) = broken_weight_files(weights.parent)
     assert problem.startswith("model.safetensors ")
     assert message in problem
 
 
-def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
+def test_weights_of_another_model_or_type_are_named(tmp_path):
     folder = write_model_folder(tmp_path, QWEN_1_5B)
     assert weights_misfit(folder) is None
     # Not the model's, and not read.
@@ -71,7 +68,7 @@ def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [None, 0, 999_999, 2_047_999])
-def test_a_tied_output_layer_that_differs_is_named(tmp_path: Path, changed: int | None) -> None:
+def test_a_tied_output_layer_that_differs_is_named(tmp_path, changed):
     """The first element, one in the middle, and the last."""
     folder = write_model_folder(tmp_path, SMALL_TIED)
     rows, columns = SMALL_TIED["vocab_size"], SMALL_TIED["hidden_size"]
@@ -90,12 +87,12 @@ def test_a_tied_output_layer_that_differs_is_named(tmp_path: Path, changed: int 
         assert said is not None and "tie_word_embeddings to false" in said
 
 
-def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path):
     folder = write_model_folder(tmp_path, SMALL_TIED)
     rows = SMALL_TIED["vocab_size"]
     tokenizer = folder / "tokenizer.json"
 
-    def write(vocabulary: object, added: int) -> None:
+    def write(vocabulary, added):
         content = {
             "model": {"vocab": vocabulary},
             "added_tokens": [{"id": added, "content": "<|tool|>"}],
@@ -112,7 +109,7 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path: Path) -
     assert tokenizer_misfit(folder) is None
 
 
-def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_json_that_cannot_be_read_is_named(tmp_path):
     folder = write_model_folder(tmp_path, QWEN_1_5B)
     assert broken_json_files(folder) == []
     (folder / "generation_config.json").write_text("{")

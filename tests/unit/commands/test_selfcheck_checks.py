@@ -1,14 +1,10 @@
 """What the checks make of figures that only GPUs give, and of a driver's answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import stat
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +12,9 @@ import torch
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.selfcheck import material, parts
-from rlmath.commands.selfcheck.checks import (
-    actor,
-    parallel,
-    sleep,
-    training,
-    update,
-)
+from rlmath.commands.selfcheck.checks import actor, parallel, sleep, training, update
 from rlmath.commands.selfcheck.node import Node
-from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
+from rlmath.commands.selfcheck.record import Record, read_outcome
 from rlmath.device import nvidia
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
@@ -36,24 +26,24 @@ from rlmath.validation.hf_log_probs import hf_log_probs
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def node(folder: Path, gpus: int = 8, **more: Any) -> Node:
+def node(folder, gpus=8, **more):
     return dataclasses.replace(Node("cuda", gpus, H100, 80.0, "model", str(folder)), **more)
 
 
 @pytest.fixture
-def record(tmp_path: Path) -> Record:
+def record(tmp_path):
     return Record(tmp_path / "record.jsonl")
 
 
-def outcome(tmp_path: Path) -> Outcome:
+def outcome(tmp_path):
     return read_outcome(tmp_path / "record.jsonl")
 
 
-def problems(tmp_path: Path) -> list[str]:
+def problems(tmp_path):
     return [one["problem"] for one in outcome(tmp_path).problems]
 
 
-def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> None:
+def fake_smi(folder, monkeypatch, **answers):
     """``nvidia-smi`` that answers by the beginning of its first argument."""
     cases = "".join(
         f"  --query-{key.replace('_', '-')}=*|{key}) cat <<'X'\n{text}\nX\n;;\n"
@@ -69,7 +59,7 @@ def fake_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, **answers: str) -> N
 TWO_GPUS = f"0, GPU-a, {H100}, 580.95.05, 81559, 4\n1, GPU-b, {H100}, 580.95.05, 81559, 9000"
 
 
-def test_the_driver_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_read(tmp_path, monkeypatch):
     apps = "GPU-a, 11\nGPU-b, 12\nGPU-b, 13"
     fake_smi(tmp_path, monkeypatch, gpu=TWO_GPUS, compute_apps=apps, topo="\x1b[4mGPU0\x1b[0m NV18")
     first, second = nvidia.gpu_states()
@@ -82,14 +72,14 @@ def test_the_driver_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert [state.uuid for state in nvidia.gpu_states()] == ["GPU-b"]
 
 
-def test_cards_are_known_by_name(tmp_path: Path) -> None:
+def test_cards_are_known_by_name(tmp_path):
     one = node(tmp_path, gpu_gib=93.6, gpu_name="NVIDIA H100 NVL")
     assert one.card == dataclasses.replace(GPUS["h100"], memory_gib=93.6)
     assert node(tmp_path, gpu_name="NVIDIA A100-SXM4-80GB").card is not None
     assert node(tmp_path, gpu_name="Tesla T4").card is None
 
 
-def sample(*tokens: int) -> Sample:
+def sample(*tokens):
     return Sample("p", 0, np.array(tokens), np.zeros(len(tokens)), "", "length", ((0, 0),), 0, 0)
 
 
@@ -101,13 +91,11 @@ def sample(*tokens: int) -> Sample:
         (lambda cycle: 35_000, "gave back 5000 MiB"),
     ],
 )
-def test_memory_of_sleeping_engines_is_flat(
-    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch, asleep: Any, expected: str
-) -> None:
+def test_memory_of_sleeping_engines_is_flat(tmp_path, record, monkeypatch, asleep, expected):
     import contextlib
     from types import SimpleNamespace
 
-    cycles: list[int] = []
+    cycles = []
     pool = SimpleNamespace(sleep=lambda: cycles.append(len(cycles)))
     actor = SimpleNamespace(call=lambda function: ["GPU-a"])
     monkeypatch.setattr(sleep, "_used_mib", lambda gpu: asleep(len(cycles)) if cycles else 40_000)
@@ -124,7 +112,7 @@ def test_memory_of_sleeping_engines_is_flat(
     assert expected in "".join(problems(tmp_path))
 
 
-def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
+def test_an_update_is_held_to_its_plan(tmp_path, record):
     shape = model_spec(KNOWN[material.GPU_MODEL])
     card = node(tmp_path)
     # 16k tokens fit one GPU of 80 GiB with every activation kept, and not one of 64.
@@ -158,19 +146,15 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
 @pytest.mark.parametrize(
     ("norm", "says"), [(1.0, ""), (1.015, ""), (1.03, "CP 2: "), (2.0, "CP 2: ")]
 )
-def test_gradient_norms_of_layouts_are_held_to_that_of_one_rank(
-    tmp_path: Path, record: Record, norm: float, says: str
-) -> None:
+def test_gradient_norms_of_layouts_are_held_to_that_of_one_rank(tmp_path, record, norm, says):
     norms = {"one rank": 1.0, "DP 2": 1.001, "CP 2": norm}
     parallel.compare_norms(record, norms, parallel.MOST_DIFFERENCE["bfloat16"])
     assert len(problems(tmp_path)) == bool(says)
     assert says in "".join(problems(tmp_path))
 
 
-def test_a_step_without_a_gradient_fails(
-    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trained(command: list[str], check: bool) -> Any:
+def test_a_step_without_a_gradient_fails(tmp_path, record, monkeypatch):
+    def trained(command, check):
         run = tmp_path / training.RUN
         for folder in ("checkpoints", "hf"):
             (run / folder / "some").mkdir(parents=True)
@@ -186,9 +170,7 @@ def test_a_step_without_a_gradient_fails(
     assert problems(tmp_path) == [f"step {step}: the gradient's norm is 0.0" for step in (2, 3)]
 
 
-def test_log_probs_beyond_the_limit_and_unfused_attention_fail(
-    tmp_path: Path, record: Record
-) -> None:
+def test_log_probs_beyond_the_limit_and_unfused_attention_fail(tmp_path, record):
     batch = material.random_batch(str(make_tiny_model(tmp_path / "m", num_layers=1)), [12, 9])
     ours = torch.full((int(batch.response_lengths.sum()),), -2.0)
     near, far = ours + 0.01, ours + 0.05
@@ -201,9 +183,7 @@ def test_log_probs_beyond_the_limit_and_unfused_attention_fail(
     assert "stores all scores" in unfused
 
 
-def test_the_random_model_is_one_that_everything_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_random_model_is_one_that_everything_reads(tmp_path, monkeypatch):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 320}
     small = {**KNOWN[material.GPU_MODEL], **sizes, "num_hidden_layers": 2}
     small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}

@@ -1,7 +1,5 @@
 """Methods that docs/algorithms.md says are combinations of settings: they compose."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,28 +7,27 @@ import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.config.load import load
-from rlmath.config.schema import Config
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 METHODS = ("LUSPO", "ScaleRL", "decoupled PPO", "TIS-REINFORCE", "DPPO of prime-rl")
 
 
-def documented() -> dict[str, list[str]]:
+def documented():
     """Method to settings, from the rows of the page's table."""
     rows = re.findall(r"^\| \*\*(.+?)\*\*.*?\|.*?\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.M)
     return {name: settings.split() for name, settings in rows}
 
 
-def compose(method: str) -> Config:
+def compose(method):
     return load([*documented()[method], "model=tiny", "runner.run_dir=r"])
 
 
-def test_the_page_has_them_all() -> None:
+def test_the_page_has_them_all():
     assert tuple(documented()) == METHODS
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_passes_the_checks_and_reads_every_setting(method: str) -> None:
+def test_it_passes_the_checks_and_reads_every_setting(method):
     config = compose(method)
     assert list(algorithm_problems(config)) == []
     assert config.algorithm.early_stop_ratio is None

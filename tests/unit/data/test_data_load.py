@@ -89,10 +89,7 @@ def test_text_prompts_begin_as_the_tokenizer_wants_and_chats_as_the_template_doe
 
 def test_examples_end_with_one_end_of_sequence_token(write_jsonl, tokenizer):
     path = write_jsonl(
-        [
-            {"prompt": "1+1?", "response": "2"},
-            {"prompt": "1+2?", "response": "3<|endoftext|>"},
-        ]
+        [{"prompt": "1+1?", "response": "2"}, {"prompt": "1+2?", "response": "3<|endoftext|>"}]
     )
     examples, report = load_examples([path], DataConfig(), "response", tokenizer)
     end = tokenizer.eos_token_id

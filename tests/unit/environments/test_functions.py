@@ -3,15 +3,11 @@
 import asyncio
 import threading
 import time
-from typing import Literal
 
 import pytest
 
 from rlmath.environments.base import End, InfrastructureError, ToolCall, Turn, TurnFormat
-from rlmath.environments.functions import (
-    CallLimits,
-    FunctionTool,
-)
+from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.types import Problem
@@ -46,7 +42,7 @@ def turn(text, number=0):
     return Turn(number, (), text)
 
 
-def multiply(a: int, b: int = 2) -> int:
+def multiply(a, b=2):
     """Multiplies two numbers.
 
     Args:
@@ -59,7 +55,7 @@ def multiply(a: int, b: int = 2) -> int:
     return a * b
 
 
-async def slow_double(a: float, wait_s: float = 0.0) -> float:
+async def slow_double(a, wait_s=0.0):
     """Doubles.
 
     Args:
@@ -70,7 +66,7 @@ async def slow_double(a: float, wait_s: float = 0.0) -> float:
     return 2 * a
 
 
-def choose(how: Literal["up", "down"], names: list[str] | None = None) -> str:
+def choose(how, names=None):
     """Chooses.
 
     Args:
@@ -130,7 +126,7 @@ def test_arguments_that_the_check_cannot_take_are_an_error_too():
 
 
 def test_results_of_all_kinds():
-    def returns(kind: str) -> str:
+    def returns(kind):
         """Returns something.
 
         Args:
@@ -168,7 +164,7 @@ def test_results_of_all_kinds():
 def test_a_call_that_does_not_return_is_abandoned_and_counted():
     release = threading.Event()
 
-    def hang() -> str:
+    def hang():
         """Hangs."""
         release.wait(30)
 
@@ -197,10 +193,10 @@ def test_a_function_without_types_or_documentation_is_refused():
             a: A.
         """
 
-    def no_entry(a: int):
+    def no_entry(a):
         """Doc."""
 
-    def no_docs(a: int): ...
+    def no_docs(a): ...
 
     for function in (no_types, no_entry, no_docs):
         with pytest.raises(ConfigError, match=r"rollout\.tools: .*Args"):

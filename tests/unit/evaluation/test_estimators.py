@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rlmath.evaluation.estimators import maj_at_k, mean_and_errors, pass_at_k
 
 
-def by_counting(correct: int, wrong: list[int], silent: int, k: int) -> float:
+def by_counting(correct, wrong, silent, k):
     """maj@k over every choice of ``k`` samples, ties shared."""
     votes = ["right"] * correct + [i for i, n in enumerate(wrong) for _ in range(n)]
     votes += [None] * silent
@@ -29,7 +29,7 @@ def by_counting(correct: int, wrong: list[int], silent: int, k: int) -> float:
         lambda n: st.tuples(*[st.just(n)], st.integers(0, n), st.integers(1, n))
     )
 )
-def test_pass_at_k_counts_every_choice(case: tuple[int, int, int]) -> None:
+def test_pass_at_k_counts_every_choice(case):
     n, c, k = case
     choices = list(combinations([True] * c + [False] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, choices)) / len(choices))
@@ -41,7 +41,7 @@ def test_pass_at_k_counts_every_choice(case: tuple[int, int, int]) -> None:
     st.integers(0, 3),
     st.integers(1, 12),
 )
-def test_maj_at_k_counts_every_choice(correct: int, wrong: list[int], silent: int, k: int) -> None:
+def test_maj_at_k_counts_every_choice(correct, wrong, silent, k):
     samples = correct + sum(wrong) + silent
     if k > samples:
         return
@@ -50,16 +50,16 @@ def test_maj_at_k_counts_every_choice(correct: int, wrong: list[int], silent: in
     )
 
 
-def test_maj_at_1_is_the_accuracy_and_pass_at_1_too() -> None:
+def test_maj_at_1_is_the_accuracy_and_pass_at_1_too():
     assert maj_at_k(3, [2, 1], 2, 1) == pytest.approx(3 / 8) == pass_at_k(8, 3, 1)
 
 
-def test_sixty_four_samples_take_no_time() -> None:
+def test_sixty_four_samples_take_no_time():
     assert 0 < maj_at_k(20, [1] * 44, 0, 32) <= 1
     assert maj_at_k(33, [31], 0, 64) == 1.0
 
 
-def test_standard_errors_by_hand() -> None:
+def test_standard_errors_by_hand():
     # Shares 1, 1/2, 0: mean 1/2, deviation 1/2.
     mean, over_problems, over_samples = mean_and_errors([4, 2, 0], [4, 4, 4])
     assert mean == 0.5
@@ -72,6 +72,6 @@ def test_standard_errors_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 1, 5), (4, 5, 1)])
-def test_out_of_range(n: int, c: int, k: int) -> None:
+def test_out_of_range(n, c, k):
     with pytest.raises(ValueError, match="has to be from"):
         pass_at_k(n, c, k)

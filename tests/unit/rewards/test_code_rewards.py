@@ -10,13 +10,7 @@ import pytest
 from rlmath.rewards import RewardSettingError, get_reward
 from rlmath.rewards.ioi_code import with_includes
 from rlmath.rewards.program_tests import extract_code, same_output
-from rlmath.rewards.sandbox import (
-    CodeProvider,
-    Limits,
-    Program,
-    ProviderError,
-    get_provider,
-)
+from rlmath.rewards.sandbox import CodeProvider, Limits, Program, ProviderError, get_provider
 from rlmath.rewards.sandbox.cloud import build_script, read_reply
 from tests.support.http_server import serve
 

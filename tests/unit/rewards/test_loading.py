@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.rewards import (
-    RewardError,
-    RewardMix,
-    RewardSettingError,
-    available_rewards,
-    get_reward,
-)
+from rlmath.rewards import RewardError, RewardMix, RewardSettingError, available_rewards, get_reward
 from rlmath.rewards import registry as reward_registry
 
 TRL_FILE = """

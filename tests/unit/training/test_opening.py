@@ -4,7 +4,6 @@ import contextlib
 import json
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -127,7 +126,7 @@ def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
         assert ends == ["workers", "Ray"]
 
 
-RANK_4: dict[str, Any] = {
+RANK_4 = {
     "rank": 4,
     "alpha": 32.0,
     "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],

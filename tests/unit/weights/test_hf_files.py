@@ -198,8 +198,7 @@ def test_broken_folders_are_named(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("listed", "expected"),
-    [(None, 2), (2, 2), (1, [2, 1]), ([1, 2], [1, 2]), ([0, 1], [2, 0, 1])],
+    ("listed", "expected"), [(None, 2), (2, 2), (1, [2, 1]), ([1, 2], [1, 2]), ([0, 1], [2, 0, 1])]
 )
 def test_generation_stops_where_the_tokenizer_says(source, listed, expected):
     if listed is not None:
@@ -255,8 +254,7 @@ def lose_config(folder):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [add_file, add_folder_named_like_a_file, add_adapter, add_hidden, lose_config],
+    "change", [add_file, add_folder_named_like_a_file, add_adapter, add_hidden, lose_config]
 )
 def test_what_is_not_a_models_is_refused_by_name(tmp_path, change):
     folder = model(tmp_path / "out")

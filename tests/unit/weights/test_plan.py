@@ -9,18 +9,10 @@ from rlmath.cli import main
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.plan import (
-    plan_weights,
-)
+from rlmath.weights.plan import plan_weights
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
-SOURCES = [
-    Layout(),
-    Layout(2),
-    Layout(4),
-    Layout(2, 3),
-    Layout(1, 2, pipeline_layers=(1, 2)),
-]
+SOURCES = [Layout(), Layout(2), Layout(4), Layout(2, 3), Layout(1, 2, pipeline_layers=(1, 2))]
 
 
 def elements(plan, operation):
@@ -89,19 +81,13 @@ def chunks_of(layers, layout):
 
 
 def test_layers_of_virtual_and_uneven_stages():
-    assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (
-        ((0, 1), (4, 5)),
-        ((2, 3), (6, 7)),
-    )
+    assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (((0, 1), (4, 5)), ((2, 3), (6, 7)))
     assert chunks_of(7, Layout(1, 3, pipeline_layers=(1, 4, 2))) == (
         ((0,),),
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
-    assert chunks_of(7, Layout(1, 2, virtual_stages=2)) == (
-        ((0, 1), (4, 5)),
-        ((2, 3), (6,)),
-    )
+    assert chunks_of(7, Layout(1, 2, virtual_stages=2)) == (((0, 1), (4, 5)), ((2, 3), (6,)))
     assert chunks_of(7, Layout(1, 3, virtual_stages=2)) == (
         ((0,), (4,)),
         ((1, 2), (5,)),

@@ -149,10 +149,7 @@ def test_shared_memory_that_another_process_takes_first(monkeypatch):
     assert not ours()
 
 
-@given(
-    st.sampled_from([(7,), (5, 3), (1, 8), (4, 2, 3)]),
-    st.lists(st.integers(0, 24), max_size=3),
-)
+@given(st.sampled_from([(7,), (5, 3), (1, 8), (4, 2, 3)]), st.lists(st.integers(0, 24), max_size=3))
 def test_parts_add_up_to_the_whole(shape, cuts):
     values = torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
     size = values.numel()

@@ -1,7 +1,5 @@
 """Memory of a plan: against counts by hand, published counts, and what the weight tables say."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -11,9 +9,7 @@ import torch
 from rlmath.actor.head_rows import rows_per_table, weight_rows_per_block
 from rlmath.actor.logprobs import ROWS_PER_CHUNK
 from rlmath.commands.plan import activations
-from rlmath.commands.plan.activations import (
-    logits_bytes,
-)
+from rlmath.commands.plan.activations import logits_bytes
 from rlmath.commands.plan.colocated import (
     beside_sleeping_engine,
     engine_fixed_terms,
@@ -26,7 +22,6 @@ from rlmath.commands.plan.memory import (
     GIB,
     MIB,
     ActorShape,
-    Phase,
     Step,
     actor_phases,
     host_bytes,
@@ -53,7 +48,7 @@ from rlmath.engines.transport import SyncSizes, transport_named
 from rlmath.model.lora import Lora, adapted_entries, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
-from rlmath.model.spec import ModelSpec, model_spec
+from rlmath.model.spec import model_spec
 from rlmath.weights.adapters import adapter_layout
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.parameters import LocalParameter
@@ -61,7 +56,7 @@ from rlmath.weights.pieces import hf_shapes, local_tensor
 from rlmath.weights.plan import SourceRank, plan_weights
 
 
-def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+def worst_state_bytes(spec, actor):
     """State of the fullest stage."""
     stages = range(actor.layout.pipeline_parallel)
     return max(model_state_bytes(spec, actor, stage).whole for stage in stages)
@@ -93,23 +88,23 @@ PUBLISHED = {
 }
 
 
-def spec(name: str = "DeepSeek-R1-Distill-Qwen-7B") -> ModelSpec:
+def spec(name="DeepSeek-R1-Distill-Qwen-7B"):
     return model_spec(KNOWN[name])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_those_published(name: str) -> None:
+def test_parameters_are_those_published(name):
     assert spec(name).num_parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_parameters_are_those_of_the_weight_tables(name: str) -> None:
+def test_parameters_are_those_of_the_weight_tables(name):
     tensors = hf_shapes(spec(name)).values()
     assert spec(name).num_parameters == sum(torch.Size(size).numel() for size in tensors)
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (1, 2), (2, 1), (4, 1), (2, 4)])
-def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp: int, pp: int) -> None:
+def test_a_rank_holds_what_the_weight_plan_takes_from_it(tp, pp):
     """Rank 0 of each stage: it gives its share of every matrix and what is the same on all."""
     one = spec()
     layout = Layout(tp, pp)
@@ -127,7 +122,7 @@ MIXTURE = KNOWN["Qwen3-30B-A3B"]
 
 
 @pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 1), (1, 1, 8), (2, 1, 4), (1, 2, 2)])
-def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> None:
+def test_a_rank_of_a_mixture_holds_its_experts(tp, pp, ep):
     """Rank 0 of each stage, by the weight plan."""
     one = model_spec(MIXTURE)
     layout = Layout(tp, pp, expert_parallel=ep)
@@ -141,7 +136,7 @@ def test_a_rank_of_a_mixture_holds_its_experts(tp: int, pp: int, ep: int) -> Non
         assert given == 2 * (held + expert_parameters_of_rank(one, layout, stage))
 
 
-def test_triton_takes_no_tables() -> None:
+def test_triton_takes_no_tables():
     """The same chunk of logits, beside a block of the weight's gradient where the tables were."""
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=0, max_tokens=28672)
     rows, width = 5248, 38016
@@ -157,18 +152,18 @@ def test_triton_takes_no_tables() -> None:
     assert phases["logits"].num_bytes < plain["logits"].num_bytes
 
 
-def test_the_chunk_is_that_of_the_actor() -> None:
+def test_the_chunk_is_that_of_the_actor():
     assert activations.SOFTMAX_ROWS == ROWS_PER_CHUNK
 
 
-def test_keys_and_values_of_a_token() -> None:
+def test_keys_and_values_of_a_token():
     """Two of 28 layers x 4 heads x 128 x 2 bytes; 8 ranks hold copies of 4 heads."""
     assert kv_bytes(spec(), 1) == 2 * 28 * 4 * 128 * 2
     assert kv_bytes(spec(), 2) == 2 * 28 * 2 * 128 * 2
     assert kv_bytes(spec(), 8) == kv_bytes(spec(), 4)
 
 
-def test_the_longest_of_uneven_stages_is_the_fullest() -> None:
+def test_the_longest_of_uneven_stages_is_the_fullest():
     """Beside in-flight micro-batches, which grow fewer from stage to stage."""
     one, layout = spec(), Layout(1, 5)
     assert layout.stage_sizes(28) == (5, 6, 6, 6, 5)
@@ -185,7 +180,7 @@ def test_the_longest_of_uneven_stages_is_the_fullest() -> None:
     assert kept[uneven] / kept[even] == pytest.approx(3 * 20 / (5 * 5))
 
 
-def test_a_reference_model_is_on_the_host() -> None:
+def test_a_reference_model_is_on_the_host():
     """It changes places with the model's weights, so the GPU holds one of them at a time."""
     one, actor = spec(), ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     without, held = Step(8, 8192), Step(8, 8192, reference=True)
@@ -195,7 +190,7 @@ def test_a_reference_model_is_on_the_host() -> None:
     assert host_bytes(one, actor, held, 8) - host_bytes(one, actor, without, 8) == 8 * weights
 
 
-def test_interleaved_stages_keep_more() -> None:
+def test_interleaved_stages_keep_more():
     """Of the first of p stages with v chunks 1 + (p - 1) / (p v) times as much (Korthikanti et al.
     2022, section 4.2.3), of the last one a round of micro-batches but for a chunk's share."""
     for p, v in ((2, 2), (4, 2), (8, 4)):
@@ -207,7 +202,7 @@ def test_interleaved_stages_keep_more() -> None:
         assert micro_batches_in_flight(layout, 1, 0) == 1
 
 
-def test_routes_are_on_the_host() -> None:
+def test_routes_are_on_the_host():
     """48 MoE layers and 8 experts a token: 384 bytes, which stages and tensor ranks share."""
     moe, held = model_spec(KNOWN["Qwen3-30B-A3B"]), Step(8, 8192, replayed_tokens=100_000)
     for layout, share in ((Layout(1, 1, 8), 1), (Layout(2, 2, 8), 4)):
@@ -219,7 +214,7 @@ def test_routes_are_on_the_host() -> None:
     assert route_bytes(many, actor, held, 0) == 2 * route_bytes(moe, actor, held, 0)
 
 
-def test_a_value_model_is_the_model_without_its_output_layer() -> None:
+def test_a_value_model_is_the_model_without_its_output_layer():
     one, actor = spec(), ActorShape(Layout(4, 2, 2), recompute_layers=14, max_tokens=8192)
     table = 152064 // 4 * 3584
     policy = parameters_of_rank(one, actor.layout, 1)
@@ -230,7 +225,7 @@ def test_a_value_model_is_the_model_without_its_output_layer() -> None:
 
 
 @pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-1.5B", "DeepSeek-R1-Distill-Qwen-7B"])
-def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(name: str) -> None:
+def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(name):
     """One bucket, the next with its messages, the last tensor taken, and vLLM's buffer."""
     one, bucket = spec(name), 512 * MIB
     metas = [TensorMeta(n, size, torch.bfloat16) for n, size in hf_shapes(one).items()]
@@ -252,15 +247,13 @@ def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(nam
     ("offload", "resident", "log_probs", "value_training"),
     [("none", 2 * 18, 2 * 18, 2 * 18), ("optimizer", 2 + 2, 2 + 2, 2 + 18), ("all", 0, 2, 2 + 18)],
 )
-def test_a_phase_holds_what_it_has_loaded(
-    offload: str, resident: int, log_probs: int, value_training: int
-) -> None:
+def test_a_phase_holds_what_it_has_loaded(offload, resident, log_probs, value_training):
     """Bytes a weight of the policy and of a value model of the same size, on one GPU."""
     one = dataclasses.replace(spec(), tied=True)
     actor, step = ActorShape(Layout(1), 0, 8192), Step(8, 8192, value_model=True, offload=offload)
     named = {phase.name: phase.terms for phase in stage_phases(one, actor, step, 0)}
 
-    def held(name: str) -> float:
+    def held(name):
         terms = named[name]
         state = terms.get("state", 0.0) + terms.get("value model", 0.0)
         return state / parameters_of_rank(one, actor.layout, 0)
@@ -274,11 +267,11 @@ def test_a_phase_holds_what_it_has_loaded(
     assert moved_bytes(one, actor, step) == 2 * moved * parameters_of_rank(one, actor.layout, 0)
 
 
-def test_engines_wake_beside_copies_where_the_update_took_more() -> None:
+def test_engines_wake_beside_copies_where_the_update_took_more():
     """Weights, main parameters and moments are there, gradients and activations are not."""
     one, step = spec(), Step(8, 8192, offload="all")
 
-    def phases(actor: ActorShape, engine_tp: int) -> dict[str, Phase]:
+    def phases(actor, engine_tp):
         beside = beside_sleeping_engine(one, actor, step)
         found = with_awake_engine(one, beside, step, engine_tp, 60 * GIB)
         assert "copies to the host" not in {phase.name for phase in found}
@@ -298,7 +291,7 @@ def test_engines_wake_beside_copies_where_the_update_took_more() -> None:
     assert "copies to the host" not in {phase.name for phase in beside}
 
 
-def test_engines_that_compute_adapters_have_a_slot_and_are_sent_little() -> None:
+def test_engines_that_compute_adapters_have_a_slot_and_are_sent_little():
     one, layout = model_spec(KNOWN["Qwen2.5-7B"]), Layout(2, 2, 4)
     lora = Lora(12, 32.0, ("q_proj", "down_proj"), layers=(0,))
     merged = ActorShape(layout, recompute_layers=0, max_tokens=8192, lora=lora)
@@ -322,7 +315,7 @@ def test_engines_that_compute_adapters_have_a_slot_and_are_sent_little() -> None
     assert "adapters" not in engine_fixed_terms(one, 4, 64)
 
 
-def test_engines_in_fp8_have_one_byte_for_an_element_of_a_layers_matrices() -> None:
+def test_engines_in_fp8_have_one_byte_for_an_element_of_a_layers_matrices():
     one = model_spec(KNOWN["Qwen2.5-7B"])
     layer = 3584 * (3584 + 2 * 512) + 3584 + 2 * 512 + 3584 * 3584 + 3 * 3584 * 18944
     rows = 3584 + 2 * 512 + 3584 + 2 * 18944 + 3584
@@ -335,7 +328,7 @@ def test_engines_in_fp8_have_one_byte_for_an_element_of_a_layers_matrices() -> N
     )
 
 
-def test_a_cache_in_fp8_holds_twice_the_tokens() -> None:
+def test_a_cache_in_fp8_holds_twice_the_tokens():
     config = load(["experiment=qwen2.5-7b-grpo-megatron"])
     one = model_spec(KNOWN["Qwen2.5-7B"])
     usual = settings_cache_tokens(config, one, gpu_gib=80.0)
@@ -344,7 +337,7 @@ def test_a_cache_in_fp8_holds_twice_the_tokens() -> None:
     assert kv_bytes(one, 1, in_fp8=True) == 2 * 28 * 4 * 128
 
 
-def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:
+def test_adapters_of_the_plan_are_those_of_the_ranks():
     """Against the arithmetic that ranks are built by, with more ranks than key-value heads."""
     one, lora = model_spec(KNOWN["Qwen2.5-1.5B"]), Lora(8, 8.0, ("q_proj", "v_proj", "down_proj"))
     for tp in (1, 4):
@@ -357,7 +350,7 @@ def test_adapters_of_the_plan_are_those_of_the_ranks() -> None:
         assert sizes == list(adapter_sizes_of_rank(one, Layout(tp), 0, lora))
 
 
-def test_adapters_of_experts_are_where_the_experts_are() -> None:
+def test_adapters_of_experts_are_where_the_experts_are():
     """Of 128, those of the rank's; over tensor ranks where these share each. Their copies share the
     optimizer's state."""
     one, lora = (

@@ -1,13 +1,8 @@
 """Which settings were read, whether two runs are equal, and the band of a reward."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,7 +34,7 @@ SETTINGS = [
 ]
 
 
-def test_reads_are_noted_and_looks_are_not(tmp_path: Path) -> None:
+def test_reads_are_noted_and_looks_are_not(tmp_path):
     config = load(SETTINGS)
     reads = watch_reads(config)
     save(config, tmp_path / "config.yaml")
@@ -55,7 +50,7 @@ def test_reads_are_noted_and_looks_are_not(tmp_path: Path) -> None:
     assert "model.architecture" not in left, "checks compare the model's folder with it"
 
 
-def test_a_section_that_leaves_the_process_is_read() -> None:
+def test_a_section_that_leaves_the_process_is_read():
     config = load(SETTINGS)
     reads = watch_reads(config)
     copy = pickle.loads(pickle.dumps(config.actor.optimizer))
@@ -64,7 +59,7 @@ def test_a_section_that_leaves_the_process_is_read() -> None:
     assert "actor.tensor_parallel" not in reads
 
 
-def write_digests(folder: Path, weights: list[str]) -> None:
+def write_digests(folder, weights):
     folder.mkdir(parents=True)
     lines = [
         {"step": step, "settings": folder.name, "weights": one} for step, one in enumerate(weights)
@@ -72,7 +67,7 @@ def write_digests(folder: Path, weights: list[str]) -> None:
     (folder / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_a_resume_is_compared_digest_by_digest(tmp_path: Path) -> None:
+def test_a_resume_is_compared_digest_by_digest(tmp_path):
     write_digests(tmp_path / "straight", ["a", "b", "c", "d", "e"])
     write_digests(tmp_path / "resumed", ["?", "?", "?", "d", "e"])
     assert _compare(tmp_path, 2, 4, "")[0]
@@ -85,14 +80,14 @@ def test_a_resume_is_compared_digest_by_digest(tmp_path: Path) -> None:
 BAND = Band(30, 5.0, 0.25, 0.4, 0.6, (0.5,))
 
 
-def test_a_reward_is_in_a_band_or_not() -> None:
+def test_a_reward_is_in_a_band_or_not():
     assert _in_band(0.5, BAND).ok
     assert _in_band(0.7, BAND).ok is False
     assert _in_band(float("nan"), BAND).ok is False
     assert _in_band(0.5, None).ok is None
 
 
-def test_a_band_is_as_wide_as_what_was_learned() -> None:
+def test_a_band_is_as_wide_as_what_was_learned():
     band = band_of(30, 5.0, [0.2, 0.3], [0.5, 0.6])
     assert (band.start, band.measured, band.lr_factor) == (0.25, (0.5, 0.6), 5.0)
     assert band.low == pytest.approx(0.4) and band.high == pytest.approx(0.7)
@@ -101,12 +96,12 @@ def test_a_band_is_as_wide_as_what_was_learned() -> None:
 
 
 @pytest.mark.parametrize("ends", [[0.25, 0.25], [0.5, 0.2], [float("nan")]])
-def test_a_band_that_a_recipe_without_learning_meets_is_refused(ends: list[float]) -> None:
+def test_a_band_that_a_recipe_without_learning_meets_is_refused(ends):
     with pytest.raises(UserError, match="nothing would pass"):
         band_of(30, 1.0, [0.25], ends)
 
 
-def test_bands_are_files(tmp_path: Path) -> None:
+def test_bands_are_files(tmp_path):
     file = tmp_path / "mine.band.json"
     assert read_band(file) is None
     write_band(file, BAND)
@@ -116,19 +111,19 @@ def test_bands_are_files(tmp_path: Path) -> None:
         read_band(file)
 
 
-def test_a_learning_rate_becomes_that_of_the_small_model() -> None:
+def test_a_learning_rate_becomes_that_of_the_small_model():
     assert lr_factor(1e-6) * 1e-6 == pytest.approx(LEARNING_RATE)
     assert lr_factor(0.0) == 1.0
 
 
-def test_rewards_are_those_of_the_last_steps(tmp_path: Path) -> None:
+def test_rewards_are_those_of_the_last_steps(tmp_path):
     lines = [{"step": step, "rollout/rewards": float(step)} for step in range(1, 21)]
     lines.append({"step": 21})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert rewards_of(tmp_path)[0] == 1.0 and reward_of(tmp_path) == 15.5
 
 
-def test_a_band_stands_beside_its_recipe() -> None:
+def test_a_band_stands_beside_its_recipe():
     assert band_file([CONF_DIR], ["dapo"]) == CONF_DIR / "recipe" / "dapo.band.json"
     assert band_file([CONF_DIR], ["experiment=quickstart"]) == (
         CONF_DIR / "experiment" / "quickstart.band.json"
@@ -142,7 +137,7 @@ SHIPPED += options("recipe")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_each_shipped_recipe_has_a_band_that_it_can_leave(name: str) -> None:
+def test_each_shipped_recipe_has_a_band_that_it_can_leave(name):
     band = read_band(band_file([CONF_DIR], [name]))
     assert band is not None and band.steps == 30
     assert band.start < band.low < min(band.measured) and max(band.measured) < band.high
@@ -152,20 +147,18 @@ def test_each_shipped_recipe_has_a_band_that_it_can_leave(name: str) -> None:
     "words",
     [[], ["dapo", "--steps", "3"], ["nothing"], ["quickstart", "runner.seed=1", "--write-band"]],
 )
-def test_mistakes_are_errors(words: list[str]) -> None:
+def test_mistakes_are_errors(words):
     assert main(["test", *words]) == 2
 
 
 @pytest.mark.parametrize("words", [["quickstart"], ["recipe=cispo"]])
-def test_a_reward_outside_of_the_shipped_band_fails(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_outside_of_the_shipped_band_fails(words, monkeypatch, capsys):
     """The command reads the band that is shipped, and its exit code says where the reward is."""
     band = read_band(band_file([CONF_DIR], words))
     assert band is not None
-    rewards: list[float] = []
+    rewards = []
 
-    def of_reward(shrunk: Any, folder: Path, given: Any) -> Iterator[Any]:
+    def of_reward(shrunk, folder, given):
         assert given == band
         yield _in_band(rewards[-1], given)
 

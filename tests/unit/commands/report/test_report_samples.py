@@ -1,19 +1,10 @@
 """Which samples a page has, and the figures over all of them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-from rlmath.commands.report.sample_sets import (
-    MAX_COLUMNS,
-    MAX_PROBLEMS,
-    heat_map,
-    read_samples_of,
-)
+from rlmath.commands.report.sample_sets import MAX_COLUMNS, MAX_PROBLEMS, heat_map, read_samples_of
 from rlmath.monitor.run_folder import RunFolder
 
 
-def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None:
+def test_a_small_page_has_the_same_problems_in_every_step(run_dir):
     run = RunFolder(run_dir)
     everything = read_samples_of(run, 10**9)
     assert not any(everything.left_out.values())
@@ -29,7 +20,7 @@ def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None
     assert some.figures == everything.figures and some.grades == everything.grades
 
 
-def test_a_heat_map_of_many_steps_and_problems() -> None:
+def test_a_heat_map_of_many_steps_and_problems():
     steps = range(1, 3 * MAX_COLUMNS + 1)
     grades = {f"p{i}": {step: [1, 2] for step in steps if step % (i + 1) == 0} for i in range(200)}
     heat = heat_map(grades)
