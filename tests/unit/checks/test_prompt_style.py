@@ -2,7 +2,6 @@
 
 import datetime
 import json
-from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,6 @@ from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.benchmarks import BOXED, benchmarks_of
 from rlmath.config.load import load
 from rlmath.config.reward import CompletionFormat
-from rlmath.config.schema import Config
 from rlmath.data import load_problems
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompt_report import too_few
@@ -24,7 +22,6 @@ CHATML = (
 DATED = "{{ 'Today ' + strftime_now('%d %b %Y') + '. ' }}" + CHAT_TEMPLATE
 PLAIN = {"prompt": "What is 47 + 38?", "solutions": ["85"]}
 RENDERED = {"prompt": "<|user|>47 + 38?<|assistant|>", "solutions": ["\\boxed{85}"]}
-MakeConfig = Callable[..., Config]
 
 
 @pytest.fixture
