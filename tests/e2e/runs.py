@@ -1,11 +1,14 @@
 """Running the console command as a user does: in a separate process."""
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from rlmath.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 600
@@ -31,6 +34,15 @@ def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S, folder=ROOT):
 
 def rlmath(*arguments, **options):
     return python("-m", "rlmath", *arguments, **options)
+
+
+def command_here(*arguments):
+    """What a command prints that reads a run's folder; in this process, as imports take most of its
+    time."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(list(arguments))
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 def quickstart_settings(material, run_dir):
