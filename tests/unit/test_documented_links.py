@@ -1,4 +1,5 @@
-"""Links lead to pages and headings that exist, and so do the tests that a page names."""
+"""Links lead to pages and headings that exist, and so do tests that a page names and files that code
+names."""
 
 import re
 
@@ -44,17 +45,6 @@ def test_anchors_are_headings(page):
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_are_named_exist(page):
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8"))
-    missing = []
-    for path, function in named:
-        file = ROOT / path
-        if not file.is_file() or (function and f"def {function}(" not in file.read_text()):
-            missing.append((path, function))
-    assert missing == []
-
-
 def test_every_page_is_linked_from_the_first_and_every_record_from_a_page():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page for page in PAGES[2:] if page.name != "index.md"]
@@ -82,3 +72,33 @@ def test_the_manual_is_short_and_has_no_dated_figures():
         if re.search(r"\b20\d\d-\d\d-\d\d\b", re.sub(r"\]\([^)]*\)", "", line))
     ]
     assert dated == []
+
+
+NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)|…(?:/\w+\.py)?)(?:::(\w+))?(?:\[[^`]*\])?`")
+# Of the project, in code and its comments.
+FOLDERS = ("rlmath", "tests", "benchmarks", "toolkits", "conf", "launchers")
+FILE = re.compile(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})(?:/\w+)+\.(?:py|sh)\b")
+DEFINED = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob("tests/**/*.py")
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_named_tests_exist(page):
+    for match in NAMED.finditer(page.read_text()):
+        file, name = match.groups()
+        assert file is None or file in DEFINED, f"{page.name} names {file}"
+        where = [DEFINED[file]] if file else DEFINED.values()
+        assert name is None or any(f"def {name}(" in text for text in where), match.group()
+
+
+def test_files_that_code_names_exist():
+    missing = [
+        f"{path.relative_to(ROOT)} names {name}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh", ".rows")
+        for name in FILE.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []
