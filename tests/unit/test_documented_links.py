@@ -1,5 +1,5 @@
-"""Links lead to pages and headings that exist, and so do tests that a page names and files that code
-names."""
+"""Links lead to pages and headings that exist, and so do tests that a page names and files that
+code names."""
 
 import re
 
