@@ -1,19 +1,15 @@
 """Each detector on series made for it: where it fires, where not, and what then happens."""
 
-import itertools
 import math
 import random
-import time
 
 import pytest
 
 from rlmath.config.collapse import DETECTORS, CollapseAction, CollapseConfig
 from rlmath.monitor.collapse import (
-    REWARD_WINDOW_STEPS,
     Collapsed,
     CollapseDetectors,
     RollBack,
-    _Fallen,
     act,
 )
 from rlmath.monitor.repetition import compression_ratio, repeated_ngrams, repetition
@@ -208,31 +204,3 @@ def test_repetition():
     # 10 tokens have three 8-grams; a period of 1 makes two of them repeats.
     assert repeated_ngrams([7] * 10) == pytest.approx(2 / 3)
     assert repeated_ngrams([7] * 7) == 0.0
-
-
-def test_a_fall_is_judged_by_the_whole_past_however_long():
-    """Kept sums give what the definition gives, in time that does not grow with the run."""
-    draw = random.Random(1)
-    values = [math.sin(step / 40) + draw.gauss(0, 0.2) for step in range(400)]
-    rule, w = _Fallen(), REWARD_WINDOW_STEPS
-    past = []
-    for value in values:
-        found = rule(past, value, 3.0)
-        if len(past) >= 2 * w:
-            squares = [(b - a) ** 2 for a, b in itertools.pairwise(past[:-w])]
-            error = math.sqrt(sum(squares) / len(squares) / w)
-            best = max(sum(past[i : i + w]) / w for i in range(len(past) - w + 1))
-            fall = best - sum([*past[-w + 1 :], value]) / w
-            assert (found is not None) == (fall > 3.0 * error)
-            assert found is None or f"under its best {best:.4g}" in found
-        if found is None:
-            past.append(value)
-    assert len(past) < len(values)
-    detectors = CollapseDetectors(CollapseConfig())
-    seconds = []
-    for step in range(1, 8001):
-        began_s = time.process_time()
-        detectors.see(step, {"rollout/rewards": step + draw.gauss(0, 1)})
-        seconds.append(time.process_time() - began_s)
-    # The quadratic form took 60 times as long at the end as after 100 steps.
-    assert sum(seconds[-500:]) < 8 * sum(seconds[500:1000])

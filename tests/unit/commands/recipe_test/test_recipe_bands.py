@@ -80,13 +80,6 @@ def test_a_resume_is_compared_digest_by_digest(tmp_path):
 BAND = Band(30, 5.0, 0.25, 0.4, 0.6, (0.5,))
 
 
-def test_a_reward_is_in_a_band_or_not():
-    assert _in_band(0.5, BAND).ok
-    assert _in_band(0.7, BAND).ok is False
-    assert _in_band(float("nan"), BAND).ok is False
-    assert _in_band(0.5, None).ok is None
-
-
 def test_a_band_is_as_wide_as_what_was_learned():
     band = band_of(30, 5.0, [0.2, 0.3], [0.5, 0.6])
     assert (band.start, band.measured, band.lr_factor) == (0.25, (0.5, 0.6), 5.0)
