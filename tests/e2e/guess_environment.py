@@ -6,7 +6,7 @@ class Guess:
         self.calls, self.solutions = 0, solutions
         return "Guess."
 
-    def guess(self, number):
+    def guess(self, number: int) -> str:
         """Guess a number.
 
         Args:

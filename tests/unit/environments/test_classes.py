@@ -27,7 +27,7 @@ class Counter:
     def reset(self, target, **row):
         self.total, self.target, self.row = 0, target, row
 
-    def add(self, number):
+    def add(self, number: int) -> str:
         """Adds.
 
         Args:
@@ -36,7 +36,7 @@ class Counter:
         self.total += number
         return f"total {self.total}"
 
-    async def read(self):
+    async def read(self) -> int:
         """Reads the total."""
         return self.total
 

@@ -3,11 +3,15 @@
 import asyncio
 import threading
 import time
+from typing import Literal
 
 import pytest
 
 from rlmath.environments.base import End, InfrastructureError, ToolCall, Turn, TurnFormat
-from rlmath.environments.functions import CallLimits, FunctionTool
+from rlmath.environments.functions import (
+    CallLimits,
+    FunctionTool,
+)
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.types import Problem
@@ -42,7 +46,7 @@ def turn(text, number=0):
     return Turn(number, (), text)
 
 
-def multiply(a, b=2):
+def multiply(a: int, b: int = 2) -> int:
     """Multiplies two numbers.
 
     Args:
@@ -55,7 +59,7 @@ def multiply(a, b=2):
     return a * b
 
 
-async def slow_double(a, wait_s=0.0):
+async def slow_double(a: float, wait_s: float = 0.0) -> float:
     """Doubles.
 
     Args:
@@ -66,7 +70,7 @@ async def slow_double(a, wait_s=0.0):
     return 2 * a
 
 
-def choose(how, names=None):
+def choose(how: Literal["up", "down"], names: list[str] | None = None) -> str:
     """Chooses.
 
     Args:
@@ -126,7 +130,7 @@ def test_arguments_that_the_check_cannot_take_are_an_error_too():
 
 
 def test_results_of_all_kinds():
-    def returns(kind):
+    def returns(kind: str) -> str:
         """Returns something.
 
         Args:
@@ -164,7 +168,7 @@ def test_results_of_all_kinds():
 def test_a_call_that_does_not_return_is_abandoned_and_counted():
     release = threading.Event()
 
-    def hang():
+    def hang() -> str:
         """Hangs."""
         release.wait(30)
 
@@ -193,10 +197,10 @@ def test_a_function_without_types_or_documentation_is_refused():
             a: A.
         """
 
-    def no_entry(a):
+    def no_entry(a: int):
         """Doc."""
 
-    def no_docs(a): ...
+    def no_docs(a: int): ...
 
     for function in (no_types, no_entry, no_docs):
         with pytest.raises(ConfigError, match=r"rollout\.tools: .*Args"):
