@@ -8,14 +8,11 @@ and prove more of the same; the plain command leaves them out.
 (``@settings(max_examples=...)`` on a test would fix their number in both).
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -48,7 +45,7 @@ TIER_OF_FOLDER = {
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """``--dist loadfile``: a file's tests stay in one process, with the fixtures that they share.
     All contracts do, so that only one process imports Megatron and vLLM. They do it in functions.
     """
@@ -57,14 +54,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
+        def _split_scope(self, nodeid):
             folder = "tests/contracts/"
             return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
 
     return Scheduling(config, log)
 
 
-def tier_of(path: Path) -> str:
+def tier_of(path):
     """The marker of a test file; a folder without one is an error, so that none is forgotten."""
     folder = path.relative_to(ROOT).parts[0]
     if folder not in TIER_OF_FOLDER:
@@ -72,7 +69,7 @@ def tier_of(path: Path) -> str:
     return TIER_OF_FOLDER[folder]
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Folders of tiers that ``-m`` leaves out are not imported: Ray, Megatron and vLLM take each
     worker ten seconds."""
     chosen = config.getoption("markexpr")
@@ -92,19 +89,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     freeze()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+def pytest_runtest_teardown(item, nextitem):
     found = yield
     if nextitem is not None and nextitem.path != item.path:
         freeze()
     return found
 
 
-def freeze() -> None:
+def freeze():
     """What is imported, collected and left by a file's tests stays; a tenth of the fast tier went
     into searching it for garbage again and again, and each ``gc.collect`` of the code took
     seconds."""
@@ -112,7 +109,7 @@ def freeze() -> None:
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker(PROCESS) is None:
             item.add_marker(tier_of(item.path))

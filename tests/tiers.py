@@ -14,8 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 # A file's tests stay in one process, with the fixtures that they share.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
@@ -53,7 +51,7 @@ class Run:
         shown: Print its lines as they come; those of others are printed by ``show``.
     """
 
-    def __init__(self, arguments: Sequence[str], shown: bool) -> None:
+    def __init__(self, arguments, shown):
         self.name = " ".join(arguments[:2])
         self.lines: list[str] = []
         self.shown = shown
@@ -69,7 +67,7 @@ class Run:
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
-    def _read(self) -> None:
+    def _read(self):
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
@@ -77,18 +75,18 @@ class Run:
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
-    def wait(self) -> int:
+    def wait(self):
         """Its exit code, once all that it said is there."""
         code = self.process.wait()
         self.reader.join()
         return code
 
-    def show(self) -> None:
+    def show(self):
         if not self.shown:
             sys.stdout.write("".join(self.lines))
             sys.stdout.flush()
 
-    def summary(self) -> list[str]:
+    def summary(self):
         """Failures by name, and pytest's last line."""
         failed = [line for line in self.lines if "FAILED " in line or "ERROR " in line]
         last = next((line for line in reversed(self.lines) if line.strip()), "no output\n")
@@ -96,23 +94,23 @@ class Run:
         return [*dict.fromkeys(by_name), f"{self.name}: {last}"]
 
 
-def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> int:
+def run(phases, arguments):
     """Run them, then print one summary.
 
     Returns:
         0 if all passed; else pytest's code of the first that did not; 130 after Ctrl-C or SIGTERM.
     """
-    done: list[tuple[Run, int]] = []
-    running: list[Run] = []
+    done = []
+    running = []
     stopped = threading.Event()
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         if not stopped.is_set():
             stopped.set()
             for one in running:
                 one.process.send_signal(signal.SIGINT)
 
-    def work(waiting: queue.SimpleQueue[tuple[Sequence[str], bool]]) -> None:
+    def work(waiting):
         while not stopped.is_set():
             try:
                 own, shown = waiting.get_nowait()
@@ -128,7 +126,7 @@ def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> 
     with _handler(stop):
         for phase in phases:
             begun = len(done)
-            waiting: queue.SimpleQueue[tuple[Sequence[str], bool]] = queue.SimpleQueue()
+            waiting = queue.SimpleQueue()
             for number, own in enumerate(phase):
                 waiting.put((own, number == 0))
             workers = [threading.Thread(target=work, args=(waiting,)) for _ in range(AT_ONCE)]
@@ -150,7 +148,7 @@ def run(phases: Sequence[Sequence[Sequence[str]]], arguments: Sequence[str]) -> 
 
 
 @contextlib.contextmanager
-def _handler(stop: Any) -> Iterator[None]:
+def _handler(stop):
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in numbers}
     try:

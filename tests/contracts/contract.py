@@ -19,7 +19,7 @@ import importlib
 import importlib.util
 import inspect
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -61,17 +61,17 @@ class Row:
     says: tuple[str, ...] = ()
 
 
-def parametrized(rows: Iterable[Row]) -> pytest.MarkDecorator:
+def parametrized(rows):
     """Runs a test once per row: ``@parametrized(ROWS) def test_...(row): check(row)``."""
     return pytest.mark.parametrize("row", list(rows), ids=lambda row: row.target)
 
 
-def check(row: Row) -> None:
+def check(row):
     """Fails, saying what breaks, unless the row holds for the installed packages."""
     found = find(row.target)
     if found is _MISSING:
         pytest.fail(f"{row.target} is gone: {row.breaks}", pytrace=False)
-    wrong: list[str] = []
+    wrong = []
     names = attributes(found) if row.has else frozenset()
     wrong += [f"has no {name}" for name in row.has if name not in names]
     if row.takes or row.passes is not None:
@@ -106,7 +106,7 @@ class Source:
     node: ast.AST
 
 
-def find(target: str) -> Any:
+def find(target):
     """The object or :class:`Source` that a target names; ``_MISSING`` if there is none."""
     module, _, qualified = target.partition(":")
     names = qualified.split(".") if qualified else []
@@ -121,7 +121,7 @@ def find(target: str) -> Any:
     return find_in_source(module, names)
 
 
-def reachable(module: str, name: str) -> bool:
+def reachable(module, name):
     """Whether a module, or a dotted name in it, is there. Names of an object that exists only at
     run time (``config.field`` of an instance) are not followed."""
     if import_or_none(module) is None and path_of(module) is None:
@@ -141,7 +141,7 @@ def reachable(module: str, name: str) -> bool:
 
 
 @cache
-def import_or_none(module: str) -> Any:
+def import_or_none(module):
     """The module, or ``None`` where it cannot be imported on this machine."""
     try:
         return importlib.import_module(module)
@@ -150,13 +150,13 @@ def import_or_none(module: str) -> Any:
 
 
 @cache
-def tree_of(module: str) -> ast.Module | None:
+def tree_of(module):
     """The parsed source of a module, found without importing it; ``None`` without source."""
     path = path_of(module)
     return None if path is None else ast.parse(path.read_text(encoding="utf-8"))
 
 
-def path_of(module: str) -> Path | None:
+def path_of(module):
     """The file of a module. Not even its parent packages have to be importable."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
@@ -168,7 +168,7 @@ def path_of(module: str) -> Path | None:
     return None
 
 
-def find_in_source(module: str, names: list[str]) -> Any:
+def find_in_source(module, names):
     """Look a name up in a module's source, through the imports of that module."""
     tree = tree_of(module)
     if tree is None:
@@ -188,7 +188,7 @@ def find_in_source(module: str, names: list[str]) -> Any:
     return found
 
 
-def definition(scope: ast.AST, name: str) -> ast.AST | None:
+def definition(scope, name):
     """What defines a name in a module or class: also under ``if`` and ``try``."""
     for node in _statements(scope):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -205,7 +205,7 @@ def definition(scope: ast.AST, name: str) -> ast.AST | None:
     return None
 
 
-def _statements(scope: ast.AST) -> Iterable[ast.stmt]:
+def _statements(scope):
     for statement in getattr(scope, "body", []):
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
@@ -217,7 +217,7 @@ def _statements(scope: ast.AST) -> Iterable[ast.stmt]:
                     yield from _statements(nested)
 
 
-def _absolute(module: str, node: ast.ImportFrom) -> str:
+def _absolute(module, node):
     if not node.level:
         return node.module or ""
     path = path_of(module)
@@ -227,7 +227,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     return f"{package}.{node.module}" if node.module else package
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _attribute(owner, name):
     if isinstance(owner, Mapping) and name in owner:
         return owner[name]
     found = inspect.getattr_static(owner, name, _MISSING)
@@ -244,7 +244,7 @@ def _attribute(owner: Any, name: str) -> Any:
 # What is asked of it.
 
 
-def attributes(found: Any) -> frozenset[str]:
+def attributes(found):
     """Attributes of an object, module or class, with what a class assigns to ``self``; a mapping's
     keys."""
     if isinstance(found, Source):
@@ -264,7 +264,7 @@ def attributes(found: Any) -> frozenset[str]:
     return frozenset(dir(found))
 
 
-def _of_class_source(found: Source) -> frozenset[str]:
+def _of_class_source(found):
     names = set(_defined(found.node))
     for parent in _bases(found):
         names |= attributes(parent)
@@ -272,7 +272,7 @@ def _of_class_source(found: Source) -> frozenset[str]:
 
 
 @cache
-def _assigned(one: type) -> frozenset[str]:
+def _assigned(one):
     if one.__module__ == "builtins":
         return frozenset()
     try:
@@ -282,7 +282,7 @@ def _assigned(one: type) -> frozenset[str]:
     return frozenset(_defined(ast.parse(text).body[0]))
 
 
-def _defined(scope: ast.AST) -> Iterable[str]:
+def _defined(scope):
     """Names that a class body defines, and attributes that its methods assign to ``self``."""
     for statement in _statements(scope):
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -301,7 +301,7 @@ def _defined(scope: ast.AST) -> Iterable[str]:
             yield node.attr
 
 
-def parameters(found: Any) -> tuple[list[str], bool]:
+def parameters(found):
     """Names of a callable's parameters without ``self`` and ``cls``; whether any keyword goes."""
     if isinstance(found, Source):
         node = found.node
@@ -325,7 +325,7 @@ def parameters(found: Any) -> tuple[list[str], bool]:
     return [n for n in names if n not in ("self", "cls")], any_keyword
 
 
-def _inherited_parameters(found: Source) -> tuple[list[str], bool]:
+def _inherited_parameters(found):
     """Of a class without an ``__init__``: its first base's that has one, or its fields."""
     for parent in _bases(found):
         names, any_keyword = parameters(parent)
@@ -334,7 +334,7 @@ def _inherited_parameters(found: Source) -> tuple[list[str], bool]:
     return list(dataclass_fields(found)), False
 
 
-def _bases(found: Source) -> Iterable[Any]:
+def _bases(found):
     for base in getattr(found.node, "bases", []):
         name = base.value if isinstance(base, ast.Subscript) else base
         if isinstance(name, ast.Name):
@@ -343,10 +343,10 @@ def _bases(found: Source) -> Iterable[Any]:
                 yield parent
 
 
-def dataclass_fields(found: Any) -> tuple[str, ...]:
+def dataclass_fields(found):
     """Names of a dataclass's or a struct's fields, inherited ones included."""
     if isinstance(found, Source):
-        names: list[str] = []
+        names = []
         for parent in _bases(found):
             names += dataclass_fields(parent)
         for statement in getattr(found.node, "body", []):
@@ -365,7 +365,7 @@ def dataclass_fields(found: Any) -> tuple[str, ...]:
     return ()
 
 
-def value(found: Any) -> Any:
+def value(found):
     """The value of a constant, an enum member or an assignment in source."""
     if isinstance(found, Source):
         node = getattr(found.node, "value", None)
@@ -373,7 +373,7 @@ def value(found: Any) -> Any:
     return found.value if isinstance(found, enum.Enum) else found
 
 
-def source_text(found: Any) -> str:
+def source_text(found):
     """The source, with white space as in the file."""
     if isinstance(found, Source):
         path = path_of(found.module)

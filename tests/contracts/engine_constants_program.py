@@ -62,10 +62,7 @@ def modules_of(folder, store):
         store: Where a process group of one rank meets; ``None``: it has.
     """
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import (
-        ensure_model_parallel_initialized,
-        init_distributed_environment,
-    )
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 

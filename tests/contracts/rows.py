@@ -21,13 +21,13 @@ NAMES = ("has", "takes", "passes", "fields", "all_fields")
 LITERALS = ("equals", "says")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path):
     """The rows of a table."""
-    found: list[Row] = []
+    found = []
     breaks, is_open = "", False
-    fields: list[tuple[str, str]] = []
+    fields = []
 
-    def finish() -> None:
+    def finish():
         if found and fields:
             found[-1] = _with_fields(found[-1], fields)
         fields.clear()
@@ -52,8 +52,8 @@ def read_rows(path: Path) -> list[Row]:
     return found
 
 
-def _with_fields(row: Row, fields: list[tuple[str, str]]) -> Row:
-    given: dict[str, object] = {"says": ()}
+def _with_fields(row, fields):
+    given = {"says": ()}
     for name, text in fields:
         if name in NAMES:
             given[name] = tuple(part.strip() for part in text.split(",") if part.strip())

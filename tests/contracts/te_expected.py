@@ -11,7 +11,7 @@ _DENSE = {
     "mlp.linear_fc2": "TERowParallelLinear",
 }
 _NORMED = {"self_attention.q_layernorm": "RMSNorm", "self_attention.k_layernorm": "RMSNorm"}
-MODULES: dict[str, dict[str, str]] = {
+MODULES = {
     "dense": _DENSE,
     "tied": _DENSE,
     "context": _DENSE,

@@ -6,7 +6,6 @@ stand-in, and prints what its products saw, as JSON. For a separate process.
 
 import json
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from tests.contracts.te_layers_program import hf_config, with_stand_in
 from tests.support.batches import batch_of_lengths
 
-RECOMPUTE: dict[str, dict[str, Any]] = {
+RECOMPUTE = {
     "none": {},
     "full": {"recompute": "full"},
     "selective": {"recompute": "selective", "recompute_modules": ("mlp",)},

@@ -11,14 +11,13 @@ import dataclasses
 import json
 import os
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 # Dense with biases, normed queries and keys, experts; each on a layout of several ranks.
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "dense": {"kind": "qwen2", "tp": 2, "world": 4},
     "tied": {"kind": "qwen2", "tp": 1, "world": 1, "tied": True},
     "qk_norm": {"kind": "qwen3", "tp": 2, "world": 4},
@@ -88,10 +87,7 @@ def describe(case, platform, dtype):
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     precision = Precision(batch_invariant=case.get("batch_invariant", False))
     os.environ |= rank_environment(
-        "cuda",
-        num_threads=1,
-        layout=layout,
-        batch_invariant=precision.batch_invariant,
+        "cuda", num_threads=1, layout=layout, batch_invariant=precision.batch_invariant
     )
     settings = ModelSettings(dtype, sequence_parallel=tp > 1, precision=precision)
     spec = model_spec(hf_config(case["kind"], case.get("tied", False)).to_dict())

@@ -92,7 +92,7 @@ class Product:
     rows: int
 
 
-PRODUCTS: list[Product] = []
+PRODUCTS = []
 
 
 def rounded(values):

@@ -39,8 +39,7 @@ def function(module, name):
 
 
 @pytest.mark.parametrize(
-    "layer",
-    ["TELinear", "TELayerNormColumnParallelLinear", "TEGroupedLinear"],
+    "layer", ["TELinear", "TELayerNormColumnParallelLinear", "TEGroupedLinear"]
 )
 def test_the_extension_reads_the_fusion_flag_once(layer):
     """It hands the flag to Transformer Engine's constructor, whose attribute the forward pass

@@ -108,10 +108,10 @@ def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):
     given = set()
     for device in ("cpu", "cuda"):
         one = dataclasses.replace(spec(device, 1), adapters=lora, precision=precision)
-        given |= vllm_arguments(one).keys()  # type: ignore[attr-defined]
+        given |= vllm_arguments(one).keys()
     assert given == RESERVED.keys()
     extra = dataclasses.replace(spec("cpu", 1), arguments={"served_model_name": "mine"})
-    assert vllm_arguments(extra)["served_model_name"] == "mine"  # type: ignore[index]
+    assert vllm_arguments(extra)["served_model_name"] == "mine"
 
 
 @pytest.mark.skipif(

@@ -156,11 +156,4 @@ def join(patch, backend, cuda, device):
 
 
 def plan_for(worker, backend, bucket_size_mib):
-    return TransportPlan(
-        backend,
-        (Handle(worker),),
-        1,
-        bucket_size_mib,
-        "run",
-        serves=(0,),
-    )
+    return TransportPlan(backend, (Handle(worker),), 1, bucket_size_mib, "run", serves=(0,))

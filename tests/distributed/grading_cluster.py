@@ -54,8 +54,7 @@ def grade_and_lose_nodes(cluster, others):
     engines = [
         ray.remote(Engine)
         .options(
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
         )
         .remote()
         for node in [*others, others[0]]

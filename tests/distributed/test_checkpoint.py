@@ -36,20 +36,11 @@ BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
 @pytest.mark.parametrize(
     ("layout", "changes", "in_background"),
     [
-        # What a save in the foreground does alike is in the tests of other layouts.
-        pytest.param(TP2, changes_of(False), False, marks=pytest.mark.long),
-        pytest.param(TP2, changes_of(True), False, marks=pytest.mark.long),
         (TP2, changes_of(True), True),
         (TP2, changes_of(False, model=BF16), False),
         (DP2, changes_of(True, model=BF16), True),
     ],
-    ids=[
-        "tp2 plain",
-        "tp2 distributed",
-        "tp2 distributed, background",
-        "tp2 plain, bfloat16",
-        "dp2 distributed, bfloat16, background",
-    ],
+    ids=["tp2 background", "tp2 plain, bfloat16", "dp2 bfloat16, background"],
 )
 def test_resuming_in_the_same_layout_is_bit_equal(
     ranks, tiny_model, tmp_path, layout, changes, in_background
@@ -78,7 +69,6 @@ TOLERANCE = 1e-5
     ("before", "after", "distributed"),
     [
         (TP2, Layout(1, 2, 1, pipeline_layers=(1, 3)), False),
-        pytest.param(TP2, PP2, True, marks=pytest.mark.long),  # Smaller than the next one.
         (Layout(2, 2, 1, pipeline_layers=(3, 1)), DP2, True),
         (Layout(1, 1, 1), Layout(2, 1, 1, context_parallel=2), True),
     ],
@@ -161,9 +151,8 @@ def run_first_save(layout, platform, model, changes, folder):
     return go_on(actor, with_log_probs(make_batch()), 2)
 
 
-@pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_save_before_the_first_update_changes_nothing(ranks, tiny_model, tmp_path, distributed):
-    layout, changes = Layout(1, 1, 1), changes_of(distributed)
+def test_a_save_before_the_first_update_changes_nothing(ranks, tiny_model, tmp_path):
+    layout, changes = Layout(1, 1, 1), changes_of(True)
     straight = []
 
     def run(partial):

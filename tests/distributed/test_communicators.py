@@ -83,7 +83,6 @@ def start_until_model(layout, _):
         (Layout(2, 1, 2), set()),
         (Layout(1, 2, 1, context_parallel=2), {(1, True), (2, True)}),
         (Layout(1, 2, 2, virtual_stages=2), {(2, False)}),
-        pytest.param(Layout(1, 1, 4, expert_parallel=2), set(), marks=pytest.mark.long),
     ],
 )
 def test_each_group_has_collectives_before_the_model_is_built(ranks, layout, neighbors_of_0):

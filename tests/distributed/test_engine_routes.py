@@ -20,18 +20,6 @@ from tests.support.models import make_mixture
 
 # Tensor ranks have a share of the tokens, stages of the layers.
 LAYOUT = Layout(2, 2, 1, expert_parallel=2)
-LAYOUTS = [
-    LAYOUT,
-    # Data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier.
-    *[
-        pytest.param(layout, marks=pytest.mark.long)
-        for layout in (
-            Layout(1, 1, 1),
-            Layout(2, 1, 2, expert_parallel=2),
-            Layout(1, 2, 2, expert_parallel=2),
-        )
-    ],
-]
 MOE_LAYERS = (0, 2, 3)
 EXPERTS, TOPK = 4, 2
 
@@ -207,9 +195,9 @@ def mean_difference(found, log_probs):
     return float((found.log_probs.double() - log_probs).abs().mean())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expected, layout):
-    results = ranks.run(layout, Run(), mixture, batch)
+def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expected):
+    """Of data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier."""
+    results = ranks.run(LAYOUT, Run(), mixture, batch)
     old, noisy, reference, first = (
         gather(batch, [getattr(one, name) for one in results])
         for name in ("old", "noisy", "reference", "first")

@@ -107,10 +107,9 @@ def counted(kind, share):
         )
         if mask.any()
     ]
-    return {
-        "token_mean": int(share.loss_mask.sum()),
-        "prompt_mean": len(set(sequences)),
-    }.get(kind, len(sequences))
+    return {"token_mean": int(share.loss_mask.sum()), "prompt_mean": len(set(sequences))}.get(
+        kind, len(sequences)
+    )
 
 
 def test_over_minibatches_micro_batches_and_the_order_of_samples(ranks, tiny_model, alone):

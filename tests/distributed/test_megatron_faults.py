@@ -245,10 +245,7 @@ def test_what_faults_need_is_off(ranks, models):
 def run_windows(layout, platform):
     """Megatron's overlapped sum, of windows of two, one and three backward passes of gradient 1 on
     each of two ranks: what the last step sums, or how it fails."""
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-    )
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(

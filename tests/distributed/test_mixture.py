@@ -12,16 +12,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
-from tests.support.actors import (
-    UPDATE,
-    build,
-    gather,
-    hugging_face,
-    make_batch,
-    run_log_probs,
-    run_updates,
-    with_log_probs,
-)
+from tests.support.actors import build, gather, hugging_face, make_batch, run_log_probs
 from tests.support.models import make_mixture
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
@@ -40,20 +31,6 @@ def test_log_probs_over_all_experts_are_those_of_hugging_face(ranks, tmp_path):
     theirs = hugging_face(model, batch, temperature=0.7)
     torch.testing.assert_close(ours.log_probs.double(), theirs.log_probs, atol=2e-5, rtol=0)
     torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
-
-
-def test_updates_do_not_depend_on_who_has_which_expert(ranks, mixture):
-    """Their gradients on each layout are in ``test_gradients.py``."""
-    batch = with_log_probs(make_batch())
-    given = (run_updates, mixture, batch, UPDATE, 3, {})
-    ((expected, _, expected_values),) = ranks.run(ONE, *given)
-    results = ranks.run(Layout(2, 1, 2, expert_parallel=4), *given)
-    for metrics, _, _ in results:
-        for one, reference in zip(metrics, expected, strict=True):
-            assert one == pytest.approx(reference, rel=2e-5, abs=2e-6)
-    values = gather(batch, [v for _, _, v in results])
-    right = gather(batch, [expected_values])
-    torch.testing.assert_close(values.log_probs, right.log_probs, atol=1e-4, rtol=0)
 
 
 def test_a_checkpoint_resumes_with_another_expert_layout(ranks, mixture, tmp_path):

@@ -92,11 +92,8 @@ def test_the_pull_of_a_token_is_what_the_loss_says(alone, batch):
 
 
 @on_layouts(first=1)
-@pytest.mark.parametrize(
-    "distributed", [True, pytest.param(False, marks=pytest.mark.long)], ids=["distributed", "plain"]
-)
-def test_layouts(layout, distributed, ranks, tied_model, batch, alone):
-    results = [found for found, _ in ranks.run(layout, run, tied_model, batch, distributed)]
+def test_layouts(layout, ranks, tied_model, batch, alone):
+    results = [found for found, _ in ranks.run(layout, run, tied_model, batch, True)]
     for place, wanted in enumerate(alone[0]):
         for rank in results:
             gradients, change, *_ = rank[place]

@@ -20,17 +20,12 @@ from rlmath.model.parallel import Layout
 from rlmath.weights.gather import BucketGatherer
 from tests.support.actors import UPDATE, make_batch, with_log_probs
 
-TP2_DP2 = Layout(2, 1, 2)
 
-
-def build(
-    layout, platform, model, offload, *, dtype=torch.bfloat16, distributed, value, in_backward=False
-):
+def build(layout, platform, model, offload, *, dtype=torch.bfloat16, value, in_backward=False):
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(dtype, sequence_parallel=True),
         optimizer=OptimizerConfig(lr=1e-3, adam_eps=1e-5, clip_grad_norm=1.0),
-        distributed_optimizer=distributed,
         temperature=0.7,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,
@@ -128,20 +123,14 @@ class Found:
     out_in_backward: list[bool]
 
 
-def run(layout, platform, model, batch, distributed, value, folder):
+def run(layout, platform, model, batch, folder):
     """Two steps with a checkpoint between them, and the second one again from the checkpoint;
     what is wrong on this rank."""
 
     def run_mode(offload):
         before = {o.untyped_storage()._cdata for o in gc.get_objects() if isinstance(o, Tensor)}
         worker = build(
-            layout,
-            platform,
-            model,
-            offload,
-            distributed=distributed,
-            value=value,
-            in_backward=offload == "optimizer",
+            layout, platform, model, offload, value=True, in_backward=offload == "optimizer"
         )
         seen = []
         for one in worker._models().values():
@@ -167,7 +156,7 @@ def run(layout, platform, model, batch, distributed, value, folder):
         == [first, second, second],
         # Two steps, or three, of two minibatches.
         "optimizer: out in every backward pass": all(optimizer.out_in_backward)
-        and len(optimizer.out_in_backward) == (8 if value else 4),
+        and len(optimizer.out_in_backward) == 8,
         "all: in": not any(everything.out_in_backward),
         "tensors": none.state.keys() == optimizer.state.keys() == everything.state.keys(),
         # Of 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
@@ -191,34 +180,17 @@ def batch():
     return dataclasses.replace(one, returns=torch.randn(total, generator=generator))
 
 
-@pytest.mark.parametrize(
-    ("layout", "distributed", "value"),
-    # Without the distributed optimizer every copy holds and does the same.
-    [(TP2_DP2, True, True), pytest.param(Layout(2, 1, 1), False, False, marks=pytest.mark.long)],
-    ids=["distributed gae", "plain"],
-)
-def test_training_is_the_same_to_the_last_bit(
-    ranks, tiny_model, batch, tmp_path, layout, distributed, value
-):
+def test_training_is_the_same_to_the_last_bit(ranks, tiny_model, batch, tmp_path):
     """Metrics, weights, main parameters and Adam's state, and a resume from a checkpoint that was
     written while all was in host memory; and that memory is given back."""
-    arguments = (tiny_model, batch, distributed, value, str(tmp_path))
-    assert ranks.run(layout, run, *arguments) == [[]] * layout.world_size
+    assert ranks.run(Layout(2, 1, 2), run, tiny_model, batch, str(tmp_path)) == [[]] * 4
 
 
 def run_float32(layout, platform, model, batch):
     """Main parameters of a float32 model are views of Megatron's buffer of parameters."""
     both = []
     for offload in ("none", "all"):
-        worker = build(
-            layout,
-            platform,
-            model,
-            offload,
-            dtype=torch.float32,
-            distributed=True,
-            value=False,
-        )
+        worker = build(layout, platform, model, offload, dtype=torch.float32, value=False)
         steps = [one_step(worker, batch, seed)[:2] for seed in (0, 1)]
         both.append((steps, state_of(worker)))
     (steps, state), (same_steps, same_state) = both

@@ -7,10 +7,8 @@ buckets hold a few thousand elements, so that there are many of them.
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -101,7 +99,6 @@ AGAIN = {"model": dataclasses.replace(SETTINGS, recompute="full")}
         ("tied", Layout(1, 1, 2), {}),
         # The last stage's copy of the table is read by the output layer alone.
         ("tied", Layout(1, 2, 2, virtual_stages=2), {}),
-        ("untied", Layout(1, 1, 1, context_parallel=2), {}),
         ("mixture", Layout(1, 1, 4, expert_parallel=2), {}),
         ("untied", Layout(1, 1, 2), LORA),
     ],
@@ -224,7 +221,7 @@ def values_prints(worker):
     return worker.value_model.weight_prints()
 
 
-READERS: list[Callable[[ActorWorker], Any]] = [
+READERS = [
     loaded,
     sent,
     through_host_memory,

@@ -141,11 +141,7 @@ def test_layouts(layout, ranks, tiny_model, batch, alone):
 def test_what_needs_the_whole_step_is_of_the_whole_step(alone, batch):
     # What a teacher adds comes last.
     term = distill(
-        alone["old"],
-        batch.teacher_log_probs,
-        batch.loss_mask,
-        batch.response_lengths,
-        **DISTILL,
+        alone["old"], batch.teacher_log_probs, batch.loss_mask, batch.response_lengths, **DISTILL
     )
     assert term.totals.metrics() == pytest.approx(alone["distill"], rel=1e-5)
     assert 0 < alone["distill"]["clipped_share"] < 1

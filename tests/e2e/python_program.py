@@ -1,7 +1,5 @@
 """A script that drives runs from Python; test_python_run.py starts it in a folder with material."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -36,11 +34,6 @@ def plain(inputs, options):
     return -inputs.token_advantages() * inputs.log_ratio().exp(), {}
 
 
-def rows():
-    for a in range(10, 50):
-        yield {"prompt": f"<|user|>What is {a} + 7?<|assistant|>", "solutions": [str(a + 7)]}
-
-
 class Rows:
     """Without end; a run that resumes continues with the next one."""
 
@@ -66,21 +59,14 @@ class Longest(StepCheck):
         return {"checks/longest": float(max(len(one.sample.text) for one in samples))}
 
 
-def main() -> None:
-    found: dict[str, object] = {}
+def main():
+    found = {}
     held_out = [{"prompt": "<|user|>What is 1 + 7?<|assistant|>", "solutions": ["8"]}]
     given = {"rewards": [variety], "eval_data": held_out}
-    failed = Run.from_config(*SETTINGS, "runner.run_dir=failed", data=rows(), **given)
-    try:
-        for _ in failed:
-            raise KeyError("of the script's own")
-    except KeyError:
-        found["failed_open"] = "open" in repr(failed)
     run = Run.from_config(
         *SETTINGS, "runner.run_dir=mine", data=Rows(), loss=plain, step_checks=[Longest], **given
     )
     run.save("saved/start")
-    found["failed_closed"] = "closed" in repr(failed)
     numbers = []
     for step in run:
         numbers.append((step.number, len(step.groups), step.metrics["timing/step"] > 0))

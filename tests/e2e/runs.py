@@ -1,11 +1,14 @@
 """Running the console command as a user does: in a separate process."""
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from rlmath.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 600
@@ -14,13 +17,13 @@ MARK = "RLMATH_TEST_RUN"
 
 
 def environment(mark=""):
-    return {**os.environ, "PYTHONWARNINGS": "ignore", MARK: mark}
+    return {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT), MARK: mark}
 
 
-def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
+def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S, folder=ROOT):
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
+        cwd=folder,
         env=environment(mark),
         capture_output=True,
         text=True,
@@ -29,8 +32,17 @@ def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
     )
 
 
-def rlmath(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
-    return python("-m", "rlmath", *arguments, mark=mark, timeout_s=timeout_s)
+def rlmath(*arguments, **options):
+    return python("-m", "rlmath", *arguments, **options)
+
+
+def command_here(*arguments):
+    """What a command prints that reads a run's folder; in this process, as imports take most of its
+    time."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = main(list(arguments))
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 def quickstart_settings(material, run_dir):

@@ -7,7 +7,7 @@ import pytest
 from rlmath.monitor.digests import read_details
 from rlmath.monitor.token_files import read_tokens
 from tests.e2e import golden_curve
-from tests.e2e.runs import rlmath
+from tests.e2e.runs import command_here, rlmath
 
 
 @pytest.mark.long
@@ -24,11 +24,7 @@ def test_a_token_of_the_data_is_found_in_a_real_run(material, learned, tmp_path)
     data.parent.mkdir()
     data.write_text("\n".join([*rows[:at], json.dumps(row), *rows[at + 1 :]]) + "\n")
     other = tmp_path / "other"
-    run = rlmath(
-        "train",
-        *golden_curve.beginning(material, other),
-        f"data.train_paths=[{data}]",
-    )
+    run = rlmath("train", *golden_curve.beginning(material, other), f"data.train_paths=[{data}]")
     assert run.returncode == 0, run.stderr
     found = rlmath("bisect", str(learned), str(other), "--json")
     assert found.returncode == 1, found.stderr
@@ -42,10 +38,9 @@ def test_why_shows_what_a_real_run_recorded(learned):
     rows = (learned / "samples" / "step_000002.jsonl").read_text().splitlines()
     row = json.loads(rows[5])
     address = f"2/{row['problem_id']}/{row['index']}"
-    found = rlmath("why", str(learned), address)
-    assert found.returncode == 0, found.stderr
-    assert f"seed {row['seed']}, engine 0, weights version 1" in found.stdout
-    assert "the advantages: sum over its" in found.stdout
+    said = command_here("why", str(learned), address)
+    assert f"seed {row['seed']}, engine 0, weights version 1" in said
+    assert "the advantages: sum over its" in said
     # What was traced token by token is what the step's digests say of the same sequences.
     details = read_details(learned, 2)
     assert details is not None

@@ -2,13 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 
-from tests.e2e.runs import ROOT, RUN_TIMEOUT_S, environment, metrics
+from tests.e2e.runs import ROOT, metrics, python, rlmath
 
 PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 FILES = re.compile(r"^`([\w.]+)`\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -24,21 +22,12 @@ def section(title):
 
 
 def call(folder, words):
-    program = ["-m", "rlmath"] if words[0] == "rlmath" else []
-    done = subprocess.run(
-        [sys.executable, *program, *words[1:]],
-        cwd=folder,
-        env=environment() | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=RUN_TIMEOUT_S,
-        check=False,
-    )
+    done = (rlmath if words[0] == "rlmath" else python)(*words[1:], folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def imported_and_trained(folder, title, *more):
+def imported_and_trained(folder, title, trains):
     """What the import said. Of the page's commands, that which trains on a GPU is left out."""
     files, commands = section(title)
     for name, content in files.items():
@@ -46,14 +35,18 @@ def imported_and_trained(folder, title, *more):
     *first, on_gpus, here = commands
     assert here[: len(on_gpus)] == on_gpus and "runner.steps=2" in here
     said = [call(folder, words) for words in first]
-    call(folder, [*here, *more])
+    call(folder, [*here, *([] if trains else ["--check"])])
     return said[-1]
 
 
-def test_a_verl_run_of_the_page_trains(tmp_path):
-    said = imported_and_trained(tmp_path, "a verl run")
+# The check calls the user's reward.
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_verl_run_of_the_page_trains(tmp_path, trains):
+    said = imported_and_trained(tmp_path, "a verl run", trains)
     assert "none " not in said and "unread " not in said, said
     assert (tmp_path / "train.parquet").is_file(), "make_data.py is one of the commands"
+    if not trains:
+        return
     (run_dir,) = (tmp_path / "runs").iterdir()
     lines = metrics(run_dir)
     assert [one["step"] for one in lines] == [1, 2]
@@ -65,10 +58,9 @@ def test_a_verl_run_of_the_page_trains(tmp_path):
     assert set(config.plugin_hashes) == {"rewards.py"}
 
 
-# The check calls the reward; as the one of verl it trains.
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_trl_script_of_the_page_trains(tmp_path, trains):
-    said = imported_and_trained(tmp_path, "a TRL script", *([] if trains else ["--check"]))
+    said = imported_and_trained(tmp_path, "a TRL script", trains)
     assert "none " not in said and "unread " not in said, said
     assert "imported/grpo_rewards.py: right_sum" in said
     module = (tmp_path / "imported" / "grpo_rewards.py").read_text()

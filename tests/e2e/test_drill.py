@@ -62,11 +62,7 @@ def test_each_place_of_a_run(names, tmp_path):
         ["model=qwen3_30b_a3b", "recipe=dapo"],
         ["quickstart", "actor.lora.rank=8"],
         ["quickstart", "algorithm.advantage=gae"],
-        [
-            "quickstart",
-            "rollout.schedule=continuous",
-            "algorithm.correction.kind=token_truncate",
-        ],
+        ["quickstart", "rollout.schedule=continuous", "algorithm.correction.kind=token_truncate"],
     ],
     ids=lambda words: words[-1],
 )

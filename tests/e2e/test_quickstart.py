@@ -8,8 +8,7 @@ import uuid
 import pytest
 from safetensors.torch import load_file
 
-from rlmath.cli import main
-from tests.e2e.runs import ROOT, environment, marked_memory_gib, metrics
+from tests.e2e.runs import ROOT, command_here, environment, marked_memory_gib, metrics
 from tests.unit.commands.report.run_maker import page_data
 
 TIMEOUT_S = 1500
@@ -80,7 +79,7 @@ def test_quickstart_learns(tmp_path, overrides, accuracy, gain):
 
 def check_report(run_dir):
     """Its page has what the run wrote: every metric, every step, and what the grader decided."""
-    assert main(["report", str(run_dir)]) == 0
+    command_here("report", str(run_dir))
     (data,) = page_data((run_dir / "report.html").read_text(encoding="utf-8"))["runs"]
     lines = metrics(run_dir)
     assert data["state"].startswith("finished") and data["steps"] == [x["step"] for x in lines]

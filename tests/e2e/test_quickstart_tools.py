@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from rlmath.cli import main
 from rlmath.monitor.samples import read_samples
-from tests.e2e.runs import metrics, python
+from tests.e2e.runs import command_here, metrics, python
 from tests.unit.commands.report.run_maker import page_data
 
 
@@ -29,6 +28,6 @@ def test_a_model_learns_to_use_the_python_tool(tmp_path):
     # It is the tool that answers, not the model's head.
     rows = list(read_samples(run_dir / "samples" / f"step_{len(steps):06d}.jsonl"))
     assert all(row.get("calls") for row in rows if row["correct"])
-    assert main(["report", str(run_dir)]) == 0
+    command_here("report", str(run_dir))
     (data,) = page_data((run_dir / "report.html").read_text(encoding="utf-8"))["runs"]
     assert any(len(one["response"]) == 3 for one in data["samples"])

@@ -26,11 +26,7 @@ SETTINGS = [
     f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
     "algorithm.correction.kind=token_truncate",
 ]
-CARRY_OVER = [
-    "rollout.schedule=carry_over",
-    "rollout.cut_after_tokens=20",
-    "rollout.max_lag=2",
-]
+CARRY_OVER = ["rollout.schedule=carry_over", "rollout.cut_after_tokens=20", "rollout.max_lag=2"]
 
 
 PIPELINED = ["rollout.schedule=pipelined"]

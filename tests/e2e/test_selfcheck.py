@@ -37,8 +37,7 @@ def test_every_check_is_run_here():
 
 def test_the_command(tmp_path):
     done = rlmath(
-        *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)),
-        mark="selfcheck",
+        *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)), mark="selfcheck"
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}

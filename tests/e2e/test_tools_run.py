@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from rlmath.monitor.samples import read_samples
-from tests.e2e import golden_curve
-from tests.e2e.runs import metrics, python, quickstart_settings, rlmath
+from tests.e2e.runs import command_here, metrics, python, quickstart_settings, rlmath
 
 PROGRAM = "tests/e2e/turns_program.py"
 
@@ -52,9 +51,8 @@ def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_traine
 def test_why_shows_the_segments(run_dir):
     rows = read_samples(run_dir / "samples" / "step_000001.jsonl")
     row = next(row for row in rows if len(row.get("segments", ())) > 1)
-    said = rlmath("why", str(run_dir), f"1/{row['problem_id']}/{row['index']}")
-    assert said.returncode == 0, said.stderr
-    assert "── observation" in said.stdout and "call 1: python" in said.stdout
+    said = command_here("why", str(run_dir), f"1/{row['problem_id']}/{row['index']}")
+    assert "── observation" in said and "call 1: python" in said
 
 
 @pytest.mark.long
@@ -62,13 +60,6 @@ def test_a_step_is_done_again(run_dir):
     """What a kept batch has of segments: tests/unit/training/test_kept_batches.py."""
     done = rlmath("replay", str(run_dir), "2")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, learned, tmp_path):
-    settings = golden_curve.beginning(material, tmp_path)
-    done = rlmath("train", *settings, "rollout.tools=[python]")
-    assert done.returncode == 0, done.stderr
-    assert golden_curve.digests(tmp_path) == golden_curve.digests(learned)
 
 
 @pytest.mark.long

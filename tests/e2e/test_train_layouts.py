@@ -1,7 +1,6 @@
 """The whole path, for real, on each layout by override alone."""
 
 import json
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -17,7 +16,7 @@ EXPERTS = ["actor.expert_parallel=2", "actor.routing_replay=engine"]
 DATA_2 = ["actor.tensor_parallel=1", "actor.data_parallel=2"]
 # No multiple of 32: vLLM pads experts on a CPU.
 MOE = {"moe_intermediate_size": 48}
-LAYOUTS: dict[str, tuple[str | None, dict[str, Any], list[str]]] = {
+LAYOUTS = {
     "pp2": (
         "olmo3",
         # The window is shorter than the sequences.
@@ -33,11 +32,7 @@ LAYOUTS: dict[str, tuple[str | None, dict[str, Any], list[str]]] = {
         MOE | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
         [*EXPERTS, "actor.sequence_parallel=true"],
     ),
-    "glm": (
-        "glm4_moe",
-        MOE | {"n_shared_experts": 1},
-        [*DATA_2, *EXPERTS, "actor.recompute=full"],
-    ),
+    "glm": ("glm4_moe", MOE | {"n_shared_experts": 1}, [*DATA_2, *EXPERTS, "actor.recompute=full"]),
 }
 
 
@@ -63,8 +58,7 @@ def check_routing(line):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LAYOUTS],
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LAYOUTS]
 )
 def test_two_steps_on(name, material, tmp_path):
     family, changes, layout = LAYOUTS[name]

@@ -8,13 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import ray
-from reference import (
-    by_key,
-    make_requests,
-    random_prompts,
-    send,
-    tokens,
-)
+from reference import by_key, make_requests, random_prompts, send, tokens
 from trainers import start_sender
 
 from rlmath.engines.engine import RolloutEngine

@@ -107,11 +107,7 @@ def test_each_worker_gets_its_share_from_its_own_rank(ray_session, engine_spec, 
         _pack_experts_again(worker.model_runner.get_model())
 
     wide = replace(
-        engine_spec,
-        model_path=str(folder),
-        dtype="bfloat16",
-        tensor_parallel=2,
-        transport="nccl",
+        engine_spec, model_path=str(folder), dtype="bfloat16", tensor_parallel=2, transport="nccl"
     )
     # A worker finds the tests' packages, and not the modules of this folder.
     ray.cloudpickle.register_pickle_by_value(sys.modules[ShareSender.__module__])

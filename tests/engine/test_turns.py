@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from reference import (
-    END_OF_TEXT_ID,
-    Reference,
-    by_key,
-    make_requests,
-    random_prompts,
-    send,
-    tokens,
-)
+from reference import END_OF_TEXT_ID, Reference, by_key, make_requests, random_prompts, send, tokens
 from trainers import start_sender
 
 from rlmath.environments.base import End
@@ -84,7 +76,7 @@ def model_segments(sample):
     return sum(kind == "model" for kind, _, _ in sample.pieces())
 
 
-def count(text: str) -> int:
+def count(text):
     """Counts.
 
     Args:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 APART = Path(sys.prefix) / "triton"
 
 
-def run_interpreted(program: Path, folder: Path) -> Any:
+def run_interpreted(program, folder):
     """What a program prints, read as JSON; the test is skipped without Triton.
 
     A separate process: the interpreter is chosen when Triton is imported.

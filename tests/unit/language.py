@@ -1,7 +1,5 @@
 """Language of a file, read from its syntax tree: openings, names and words."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import io
@@ -63,7 +61,7 @@ WORDS = {
 WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 
 
-def openings(source: str) -> list[str]:
+def openings(source):
     """``LINE: text`` of docstrings, their attribute lines, and comments with an :data:`OPENING`."""
     found = [
         f"{number}: {comment['text']}"
@@ -87,7 +85,7 @@ def openings(source: str) -> list[str]:
     return found
 
 
-def participles(source: str) -> list[str]:
+def participles(source):
     """``LINE: name`` of functions that are named ``fetched`` or ``bound_to``; properties may be."""
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -102,7 +100,7 @@ def participles(source: str) -> list[str]:
     return found
 
 
-def words(source: str) -> list[str]:
+def words(source):
     """``LINE: word`` of the glossary in comments, docstrings and messages."""
     kinds = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))
     return [
@@ -114,13 +112,13 @@ def words(source: str) -> list[str]:
 
 
 @functools.cache
-def found_in(path: Path) -> dict[str, list[str]]:
+def found_in(path):
     """Findings by kind."""
     source = path.read_text(encoding="utf-8")
     return dict(zip(KINDS, (openings(source), participles(source), words(source)), strict=True))
 
 
-def files() -> list[Path]:
+def files():
     """The package's files, but for the grader's tables of words."""
     return [
         path

@@ -56,21 +56,6 @@ def test_every_command_exists(capsys):
         assert "--cfg" in out
 
 
-def test_cfg_prints_resolved_settings(capsys):
-    assert main(["train", "experiment=quickstart", "--cfg", "actor.tensor_parallel=1"]) == 0
-    out = capsys.readouterr().out
-    assert "tensor_parallel: 1" in out
-    assert "run_dir: runs/quickstart" in out
-
-
-def test_check_prints_the_arithmetic(capsys, problems, tmp_path):
-    overrides = ["experiment=gsm8k_smoke", f"data.train_paths=[{problems}]", "cluster.device=cpu"]
-    assert main(["train", *overrides, f"runner.run_dir={tmp_path}/run", "--check"]) == 0
-    out = capsys.readouterr().out
-    assert "8 prompts x 4 samples = 32 sequences a step" in out
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -187,9 +172,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        ("publish runs/mine me/mine actor.layers=local", "this command does not use it"),
-    ],
+    [("publish runs/mine me/mine actor.layers=local", "this command does not use it")],
 )
 def test_commands_of_their_own_take_settings(arguments, expected, capsys):
     assert main(arguments.split()) == 2

@@ -1,9 +1,7 @@
-"""Links lead to pages and headings that exist, and so do the tests that a page names."""
-
-from __future__ import annotations
+"""Links lead to pages and headings that exist, and so do tests that a page names and files that
+code names."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +11,13 @@ RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=str)
-def test_links_lead_to_files(page: Path) -> None:
+def test_links_lead_to_files(page):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith("http")]
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Of its headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
@@ -36,7 +34,7 @@ def anchors(page: Path) -> set[str]:
     ],
     ids=str,
 )
-def test_anchors_are_headings(page: Path) -> None:
+def test_anchors_are_headings(page):
     links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
     local = [(link, anchor) for link, anchor in links if not link.startswith("http")]
     missing = [
@@ -47,18 +45,7 @@ def test_anchors_are_headings(page: Path) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_tests_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text(encoding="utf-8"))
-    missing = []
-    for path, function in named:
-        file = ROOT / path
-        if not file.is_file() or (function and f"def {function}(" not in file.read_text()):
-            missing.append((path, function))
-    assert missing == []
-
-
-def test_every_page_is_linked_from_the_first_and_every_record_from_a_page() -> None:
+def test_every_page_is_linked_from_the_first_and_every_record_from_a_page():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     pages = [page for page in PAGES[2:] if page.name != "index.md"]
     assert [page.name for page in pages if f"]({page.name}" not in index] == []
@@ -72,7 +59,7 @@ REFERENCE = ("settings.md", "api.md", "coming_from.md", "metrics.md")
 RESULTS = ("gpu_results.md", "correctness.md")
 
 
-def test_the_manual_is_short_and_has_no_dated_figures() -> None:
+def test_the_manual_is_short_and_has_no_dated_figures():
     """Figures with a date, a host or a session are records; so is ``gpu_results.md``."""
     manual = [page for page in PAGES[2:] if page.name not in (*REFERENCE, *RESULTS)]
     lines = {page.name: page.read_text(encoding="utf-8").splitlines() for page in manual}
@@ -85,3 +72,33 @@ def test_the_manual_is_short_and_has_no_dated_figures() -> None:
         if re.search(r"\b20\d\d-\d\d-\d\d\b", re.sub(r"\]\([^)]*\)", "", line))
     ]
     assert dated == []
+
+
+NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)|…(?:/\w+\.py)?)(?:::(\w+))?(?:\[[^`]*\])?`")
+# Of the project, in code and its comments.
+FOLDERS = ("rlmath", "tests", "benchmarks", "toolkits", "conf", "launchers")
+FILE = re.compile(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})(?:/\w+)+\.(?:py|sh)\b")
+DEFINED = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob("tests/**/*.py")
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_named_tests_exist(page):
+    for match in NAMED.finditer(page.read_text()):
+        file, name = match.groups()
+        assert file is None or file in DEFINED, f"{page.name} names {file}"
+        where = [DEFINED[file]] if file else DEFINED.values()
+        assert name is None or any(f"def {name}(" in text for text in where), match.group()
+
+
+def test_files_that_code_names_exist():
+    missing = [
+        f"{path.relative_to(ROOT)} names {name}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh", ".rows")
+        for name in FILE.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []

@@ -4,8 +4,6 @@ In rlmath/, docstrings begin with a noun phrase or a verb, no function is named 
 the glossary's words are found in all their forms.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -18,11 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "conf")
 CODE = ("rlmath", "toolkits", "launchers", "ray_utils", "benchmarks", "tests")
 # The grader reads both spellings.
-EXEMPT = (
-    "rlmath/grading/wording.py",
-    "tests/unit/language.py",
-    "tests/unit/test_language.py",
-)
+EXEMPT = ("rlmath/grading/wording.py", "tests/unit/language.py", "tests/unit/test_language.py")
 # What not to write, and what to write.
 WORDS = {
     r"\bso many\b|\bevery so (\w+th|often)\b": "N",
@@ -40,7 +34,7 @@ WORDS = {
 PATTERNS = {re.compile(word): instead for word, instead in WORDS.items()}
 
 
-def replaced_words(text: str) -> list[str]:
+def replaced_words(text):
     """``LINE: word: what to write`` for each."""
     text = text.lower()
     return [
@@ -50,7 +44,7 @@ def replaced_words(text: str) -> list[str]:
     ]
 
 
-def test_the_glossary_is_kept() -> None:
+def test_the_glossary_is_kept():
     listed = subprocess.run(
         ["git", "ls-files", *PAGES, *CODE], cwd=ROOT, capture_output=True, text=True
     )
@@ -67,7 +61,7 @@ def test_the_glossary_is_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_code_has_no_finding(kind: str) -> None:
+def test_code_has_no_finding(kind):
     found = [
         f"{path.relative_to(ROOT)}:{line}" for path in files() for line in found_in(path)[kind]
     ]
@@ -87,35 +81,35 @@ def test_code_has_no_finding(kind: str) -> None:
         ('async def f(a, b):\n    """F.\n\n        a, b: Those of f.\n    """\n', "4: Those of f."),
     ],
 )
-def test_an_opening_without_a_noun_is_found(source: str, line: str) -> None:
+def test_an_opening_without_a_noun_is_found(source, line):
     assert openings(source) == [line]
 
 
 @pytest.mark.parametrize(
     "source", ['"""Offset of a row."""\n', 'def f():\n    """F.\n\n    Of these, one."""\n']
 )
-def test_other_openings_are_not_found(source: str) -> None:
+def test_other_openings_are_not_found(source):
     assert openings(source) == []
 
 
 @pytest.mark.parametrize(
     "line", ["It is normalised.", "so many ranks", "what would mend it", "It runs by itself."]
 )
-def test_a_replaced_word_is_found(line: str) -> None:
+def test_a_replaced_word_is_found(line):
     assert replaced_words(line)
 
 
 @pytest.mark.parametrize("name", ["fetched", "_bound", "done_by", "_computed_again"])
-def test_a_participle_as_a_name_is_found(name: str) -> None:
+def test_a_participle_as_a_name_is_found(name):
     assert participles(f"def {name}():\n    pass\n") == [f"1: {name}"]
 
 
 @pytest.mark.parametrize("name", ["seed", "need_for", "packed_size", "fetch", "builds"])
-def test_other_names_are_not_found(name: str) -> None:
+def test_other_names_are_not_found(name):
     assert participles(f"def {name}():\n    pass\n") == []
     assert participles("class A:\n    @property\n    def done(self):\n        pass\n") == []
 
 
-def test_words_are_found_in_all_their_forms_outside_of_names() -> None:
+def test_words_are_found_in_all_their_forms_outside_of_names():
     source = '# It went on.\nmended = 1\n"""A.\n\nMending it."""\nprint(f"{mended} deals")\n'
     assert [one.partition(": ")[2] for one in words(source)][:2] == ["went on", "Mending"]

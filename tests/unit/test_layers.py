@@ -1,11 +1,8 @@
 """The layers of the package: imports go down only and in no cycle, also those inside functions, and
 one folder alone imports vLLM."""
 
-from __future__ import annotations
-
 import ast
 import functools
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -49,7 +46,7 @@ FILES_OF_THE_ROOT = {"__init__.py", "__main__.py", "cli.py", "errors.py", "types
 
 
 @functools.cache
-def modules() -> list[tuple[str, frozenset[str]]]:
+def modules():
     """Each module, and every ``rlmath.FOLDER`` that it imports."""
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -59,7 +56,7 @@ def modules() -> list[tuple[str, frozenset[str]]]:
     return found
 
 
-def imported(tree: ast.Module) -> Iterator[str]:
+def imported(tree):
     """Every ``rlmath.FOLDER`` that a module imports, also inside functions and for types only."""
     for node in ast.walk(tree):
         names = []
@@ -75,18 +72,18 @@ def imported(tree: ast.Module) -> Iterator[str]:
                 yield ".".join(name.split(".")[:2])
 
 
-def test_files_of_the_root() -> None:
+def test_files_of_the_root():
     assert {file.name for file in PACKAGE.glob("*.py")} == FILES_OF_THE_ROOT
 
 
-def test_every_folder_has_a_layer() -> None:
+def test_every_folder_has_a_layer():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     files = {name.removesuffix(".py") for name in FILES_OF_THE_ROOT} - {"__init__"}
     assert folders | files == set(LAYERS)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_imports_go_down(layer: str) -> None:
+def test_imports_go_down(layer):
     below = {f"rlmath.{name}" for name in LAYERS[: LAYERS.index(layer) + 1]}
     upward = [
         f"{name} imports {target}"
@@ -99,7 +96,7 @@ def test_imports_go_down(layer: str) -> None:
 
 
 @functools.cache
-def trees() -> dict[str, ast.Module]:
+def trees():
     """Each module of the package."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -109,7 +106,7 @@ def trees() -> dict[str, ast.Module]:
     return found
 
 
-def run_time_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def run_time_imports(tree):
     """Module and name of each import, also inside functions, but not those for types alone."""
     for_types = {
         id(inside)
@@ -127,9 +124,9 @@ def run_time_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((node.module, alias.name) for alias in node.names)
 
 
-def import_cycle(modules: dict[str, ast.Module]) -> list[str]:
+def import_cycle(modules):
     """Modules that import each other in a circle; none if there is no circle."""
-    needs: dict[str, set[str]] = {}
+    needs = {}
     for name, tree in modules.items():
         found = {
             f"{module}.{one}" if f"{module}.{one}" in modules else module
@@ -143,18 +140,18 @@ def import_cycle(modules: dict[str, ast.Module]) -> list[str]:
     return []
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_no_files_import_each_other_in_a_circle():
     assert import_cycle(trees()) == []
 
 
-def test_a_circle_through_a_function_is_found() -> None:
+def test_a_circle_through_a_function_is_found():
     there = "def f():\n    from b import g\n"
     for_types = "if TYPE_CHECKING:\n    from a import f\n"
     assert import_cycle({"a": ast.parse(there), "b": ast.parse(for_types)}) == []
     assert set(import_cycle({"a": ast.parse(there), "b": ast.parse("import a")})) == {"a", "b"}
 
 
-def test_only_engines_import_vllm() -> None:
+def test_only_engines_import_vllm():
     """Of what is imported by a name in a text there is no other use than to see whether it is
     installed."""
     users = {

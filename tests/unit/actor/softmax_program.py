@@ -50,7 +50,7 @@ def row_bytes(rows=64):
 
 
 # Type of the logits; rows, entries with padding, valid ones; what the logits are multiplied with.
-CASES: dict[str, tuple[torch.dtype, int, int, int, float]] = {
+CASES = {
     "float32": (torch.float32, 7, 50, 45, 3.0),
     "one block": (torch.float32, 3, 9, 9, 3.0),
     "whole blocks": (torch.float32, 3, 48, 48, 3.0),

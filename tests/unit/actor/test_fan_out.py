@@ -15,7 +15,7 @@ import torch
 from rlmath.actor import group, rank_calls
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import StartedRank, UpdateResult
+from rlmath.actor.settings import UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
@@ -157,27 +157,8 @@ def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch):
     assert of[512].call_bytes < 64 * of[8].call_bytes
 
 
-@pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])
-def test_a_start_says_who_has_its_weights(ranks, lines, monkeypatch):
-    network, said = Network(), []
-    monkeypatch.setattr(group, "ray", network)
-    monkeypatch.setattr(rank_calls, "ray", network)
-    actor = ActorGroup.__new__(ActorGroup)
-    actor.layout, actor._calls = Layout(data_parallel=ranks), rank_calls.RankCalls("")
-    actor._starting = [_Answer(StartedRank(rank, 3 * 2**20, 0.25)) for rank in range(ranks)]
-    actor.wait_until_ready(said.append)
-    assert len(said) == lines
-    assert said[-1] == (
-        f"{ranks} of {ranks} ranks have their weights (rank {ranks - 1}: 3.0 MiB, read in 0.2 s)"
-    )
-
-
 @pytest.mark.parametrize(
-    ("method", "arguments"),
-    [
-        ("finish_step", (PLAN,)),
-        ("renew_reference", (1.0, False)),
-    ],
+    ("method", "arguments"), [("finish_step", (PLAN,)), ("renew_reference", (1.0, False))]
 )
 def test_what_changes_a_model_says_so_before(method, arguments):
     """A run that is cut short in it must not save the step before: the ranks would write what it

@@ -2,7 +2,6 @@
 nothing nearly as large as whole logits is ever there."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from rlmath.model.spec import model_spec
 
 TOKENS, ROWS, HIDDEN, VOCAB, PADDED = 40, 25, 12, 50, 56
 TEMPERATURE = 0.7
-KEYS: dict[str, Any] = {"temperature": TEMPERATURE, "vocab_size": VOCAB}
+KEYS = {"temperature": TEMPERATURE, "vocab_size": VOCAB}
 Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 

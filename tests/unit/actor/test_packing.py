@@ -65,19 +65,6 @@ def test_a_query_sees_the_tokens_before_it_and_no_others(contexts):
         assert seen == len(own)
 
 
-def test_ranks_have_equal_parts_of_causal_attention():
-    (whole,) = {
-        int(sum(one.mask.sum() * len(one.queries) for one in context_classes([16, 32], 4, rank)))
-        for rank in range(4)
-    }
-    assert 4 * whole == sum(n * (n + 1) // 2 for n in (16, 32))
-
-
-def test_nothing_to_share():
-    share, chosen, places = context_share([4], 2, 0, torch.zeros(0, dtype=torch.int64))
-    assert share.largest == 0 and not len(chosen) and not len(places)
-
-
 LENGTHS = torch.tensor([37, 90, 6])
 
 

@@ -14,7 +14,7 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
-from rlmath.device import CPU, Platform
+from rlmath.device import Platform
 from rlmath.device.residue import Residue
 from rlmath.errors import UpdateStopped, UserError
 
@@ -184,12 +184,7 @@ CUDA = Platform("cuda", "nccl", "local")
 
 @pytest.mark.parametrize(
     ("between", "gb_per_s", "cause"),
-    [
-        (False, 300.0, None),
-        (False, 18.0, "NVLink"),
-        (True, 40.0, None),
-        (True, 3.1, "InfiniBand"),
-    ],
+    [(False, 300.0, None), (False, 18.0, "NVLink"), (True, 40.0, None), (True, 3.1, "InfiniBand")],
 )
 def test_describe_warns_of_the_slowest_link_with_its_cause(between, gb_per_s, cause):
     fast = Link(between, 16, 400.0, "node-1", CUDA.link_probe)
@@ -202,14 +197,3 @@ def test_describe_warns_of_the_slowest_link_with_its_cause(between, gb_per_s, ca
     if cause is not None:
         assert cause in warnings[0]
         assert between or "node-7" in warnings[0]
-
-
-def test_describe_tells_the_most_that_communicators_take_of_a_gpu():
-    lines = describe([Communicators(2**30), Communicators(3 * 2**30), Communicators()])
-    assert len(lines) == 1
-    assert "3.0 GiB" in lines[0]
-
-
-def test_describe_is_silent_about_a_single_cpu_rank():
-    assert describe([Communicators()]) == []
-    assert CPU.link_probe.num_bytes < CUDA.link_probe.num_bytes

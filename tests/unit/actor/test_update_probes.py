@@ -1,7 +1,6 @@
 """Probes of an update: shares of the gradient by micro-batch, and Adam's steps by torch."""
 
 import dataclasses
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -231,7 +230,6 @@ def test_micro_batch_computed_again_in_two_parts_is_compared():
 
 
 SETTINGS = OptimizerConfig(lr=1e-3, clip_grad_norm=0.7)
-Fault = Callable[[torch.optim.AdamW], None]
 
 
 def finding(fault=None, between=None, lr=1e-3):

@@ -204,20 +204,6 @@ def weights(kind, mask, lengths, groups):
 CASE = ([1, 1, 1, 1, 0, 1], [2, 1, 3], [7, 7, 4])
 
 
-@pytest.mark.parametrize(
-    "kind, want",
-    [
-        ("token_mean", [1 / 5, 1 / 5, 1 / 5, 1 / 5, 0, 1 / 5]),
-        ("seq_mean_token_mean", [1 / 6, 1 / 6, 1 / 3, 1 / 6, 0, 1 / 6]),
-        ("seq_mean_token_sum", [1 / 3, 1 / 3, 1 / 3, 1 / 3, 0, 1 / 3]),
-        ("seq_sum_constant", [1 / 30, 1 / 30, 1 / 30, 1 / 30, 0, 1 / 30]),
-        ("prompt_mean", [1 / 6, 1 / 6, 1 / 6, 1 / 4, 0, 1 / 4]),
-    ],
-)
-def test_aggregation_by_hand(kind, want):
-    assert weights(kind, *CASE) == pytest.approx(want, rel=1e-14)
-
-
 BATCH = st.lists(
     st.tuples(st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 3)),
     min_size=1,

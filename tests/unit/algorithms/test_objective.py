@@ -173,15 +173,6 @@ def test_terms_that_are_off_leave_no_gradient_but_are_measured():
     )
 
 
-def test_share_over_threshold_counts_tokens():
-    inputs = batch()
-    ratio = (inputs.log_probs - inputs.old_log_probs).exp()
-    got = policy_objective(inputs, ObjectiveSettings(ratio_threshold=1.2))
-    want = int(((ratio > 1.2) & inputs.mask).sum())
-    assert want > 0
-    assert float(got.metric_sums["token/ratio_over_threshold"]) == want
-
-
 def test_at_the_first_minibatch_ratio_is_one_and_kl_zero():
     inputs = batch()
     same = dataclasses.replace(

@@ -1,17 +1,13 @@
 """What is given in Python becomes settings and files of the run folder."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from rlmath.algorithms.losses import LOSSES, LossInputs, LossTraits, policy_loss, ppo_clip
+from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss, ppo_clip
 from rlmath.api import given as given_module
 from rlmath.api.given import PARTS, Given
 from rlmath.api.source import import_path, source_hash
@@ -27,19 +23,19 @@ from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+def given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return Given("run")
 
 
-def in_main(source: str) -> Any:
+def in_main(source):
     """What a script or a notebook cell defines: no process can import it."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__"}
     exec(compile(source, "cell", "exec"), namespace)
     return namespace["it"]
 
 
-def test_a_function_of_a_module_is_named(given: Given) -> None:
+def test_a_function_of_a_module_is_named(given):
     given.rewards([source_hash, ("length", 0.5)])
     assert given.overrides == [
         "reward.items=[{name: rlmath.api.source:source_hash, weight: 1.0},"
@@ -48,13 +44,13 @@ def test_a_function_of_a_module_is_named(given: Given) -> None:
     assert not Path("run").exists()
 
 
-def test_a_part_of_rlmath_is_chosen_by_its_name(given: Given) -> None:
+def test_a_part_of_rlmath_is_chosen_by_its_name(given):
     given.part("loss", ppo_clip)
     given.part("advantage", "rloo")
     assert given.overrides == ["algorithm.loss=ppo_clip", "algorithm.advantage=rloo"]
 
 
-def test_a_function_of_a_script_is_sent_with_what_it_uses(given: Given) -> None:
+def test_a_function_of_a_script_is_sent_with_what_it_uses(given):
     reward = in_main(
         "factor = 3\ndef half(x): return factor * len(x) / 2\n"
         "def it(completions, **_): return [half(one) for one in completions]\n"
@@ -69,7 +65,7 @@ def test_a_function_of_a_script_is_sent_with_what_it_uses(given: Given) -> None:
     assert loaded is not reward and loaded(["ab"]) == [3.0]
 
 
-def test_two_functions_of_one_name_are_two_files(given: Given) -> None:
+def test_two_functions_of_one_name_are_two_files(given):
     given.rewards([lambda completions: [0.0], lambda completions: [1.0]])
     assert sorted(path.name for path in Path("run/given").iterdir()) == [
         "lambda_.py",
@@ -78,7 +74,7 @@ def test_two_functions_of_one_name_are_two_files(given: Given) -> None:
     assert refresh("run/given/lambda__2.py").lambda__2([""]) == [1.0]
 
 
-def test_what_cannot_be_pickled_is_refused_with_the_reason(given: Given) -> None:
+def test_what_cannot_be_pickled_is_refused_with_the_reason(given):
     lock = threading.Lock()
     with pytest.raises(UserError, match=r"rewards\[1\]: lambda_ cannot be sent.*'_thread.lock'"):
         given.rewards(["math", lambda completions: [float(lock.locked())]])
@@ -86,8 +82,8 @@ def test_what_cannot_be_pickled_is_refused_with_the_reason(given: Given) -> None
         given.part("loss", 3)
 
 
-def test_a_loss_of_a_script_is_registered_in_each_process(given: Given) -> None:
-    def mine(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+def test_a_loss_of_a_script_is_registered_in_each_process(given):
+    def mine(inputs, options):
         return -inputs.token_advantages(), {}
 
     given.part("loss", mine)
@@ -101,9 +97,9 @@ def test_a_loss_of_a_script_is_registered_in_each_process(given: Given) -> None:
     LOSSES.remove(name)
 
 
-def test_options_and_traits_of_a_registered_loss_go_with_it(given: Given) -> None:
+def test_options_and_traits_of_a_registered_loss_go_with_it(given):
     @policy_loss("test_given", Options, LossTraits(bounds_ratio=False))
-    def mine(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+    def mine(inputs, options):
         return -inputs.token_advantages(), {}
 
     given.part("loss", mine)
@@ -114,7 +110,7 @@ def test_options_and_traits_of_a_registered_loss_go_with_it(given: Given) -> Non
     LOSSES.remove("test_given")
 
 
-def test_the_same_source_keeps_its_file_and_other_source_does_not(given: Given) -> None:
+def test_the_same_source_keeps_its_file_and_other_source_does_not(given):
     source = "scale = {}\ndef it(completions, **_): return [scale * 1.0 for _ in completions]\n"
     given.rewards([in_main(source.format(1))])
     file = Path("run/given/it.py")
@@ -145,13 +141,13 @@ def test_the_same_source_keeps_its_file_and_other_source_does_not(given: Given) 
          "import torch\nt = torch.zeros(2)\ndef it(): return t"),
     ],
 )  # fmt: skip
-def test_the_hash_follows_source_constants_and_state(one: str, other: str) -> None:
+def test_the_hash_follows_source_constants_and_state(one, other):
     first = source_hash(in_main(one))
     assert first == source_hash(in_main(one))
     assert first != source_hash(in_main(other))
 
 
-def test_only_what_other_processes_can_import_has_a_path() -> None:
+def test_only_what_other_processes_can_import_has_a_path():
     assert import_path(torch.nn.functional.relu) == "torch.nn.functional:relu"
     assert import_path(source_hash) == "rlmath.api.source:source_hash"
     assert import_path(lambda: 0) is None
@@ -159,7 +155,7 @@ def test_only_what_other_processes_can_import_has_a_path() -> None:
     assert import_path(test_only_what_other_processes_can_import_has_a_path) is not None
 
 
-def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(given: Given) -> None:
+def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(given):
     given.rows("data", "data.train_paths", ({"q": f"{i} ü", "n": torch.tensor(i)} for i in (1, 2)))
     assert given.overrides == ["data.train_paths=[run/given/data.jsonl]"]
     assert (
@@ -167,7 +163,7 @@ def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(given: Gi
     )
 
 
-def failing() -> Any:
+def failing():
     yield {"q": 1}
     raise KeyError("the database has gone")
 
@@ -182,7 +178,7 @@ def failing() -> Any:
         (failing(), KeyError, "database"),
     ],
 )
-def test_rows_that_are_none(given: Given, rows: Any, error: type[Exception], message: str) -> None:
+def test_rows_that_are_none(given, rows, error, message):
     with pytest.raises(error, match=message):
         given.rows("data", "data.train_paths", rows)
     assert not Path("run/given/data.jsonl").exists()
@@ -190,10 +186,10 @@ def test_rows_that_are_none(given: Given, rows: Any, error: type[Exception], mes
 
 @pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if not part.several])
 def test_each_part_of_a_script_is_registered_where_its_file_is_imported(
-    given: Given,
-    argument: str,
-    own_plugins: None,  # noqa: F811
-) -> None:
+    given,
+    argument,
+    own_plugins,  # noqa: F811
+):
     part = PARTS[argument]
     assert part.setting in by_key()
     given.part(argument, in_main("def it(*_, **__): return 7"))
@@ -205,7 +201,7 @@ def test_each_part_of_a_script_is_registered_where_its_file_is_imported(
 
 
 @pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if part.several])
-def test_lists_of_parts(given: Given, argument: str, own_plugins: None) -> None:  # noqa: F811
+def test_lists_of_parts(given, argument, own_plugins):  # noqa: F811
     part = PARTS[argument]
     assert part.setting in by_key()
     before = part.names().names()
@@ -227,10 +223,10 @@ def test_lists_of_parts(given: Given, argument: str, own_plugins: None) -> None:
 
 
 def test_plugins_of_the_settings_stay_and_those_of_several_kinds_are_one_list(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    own_plugins: None,  # noqa: F811
-) -> None:
+    monkeypatch,
+    tmp_path,
+    own_plugins,  # noqa: F811
+):
     monkeypatch.chdir(tmp_path)
     given = Given("my run", ["my_pkg", "a b.py"])
     given.part("step_checks", [in_main("class it:\n pass")])
@@ -242,7 +238,7 @@ def test_plugins_of_the_settings_stay_and_those_of_several_kinds_are_one_list(
         given.part("step_checks", [StepCheck])
 
 
-def test_a_benchmark_is_given_with_its_settings(given: Given, own_plugins: None) -> None:  # noqa: F811
+def test_a_benchmark_is_given_with_its_settings(given, own_plugins):  # noqa: F811
     products = BENCHMARKS.register("mine", Options)(in_main("def it(options): return []"))
     settings = {"samples": 2, "temperature": 0.5, "options": {"largest": 3, "kind": "a b"}}
     given.part("benchmarks", ["aime24", (products, settings)])
@@ -267,9 +263,9 @@ class it:
 
 
 def test_rows_that_can_say_where_they_are_are_taken_as_needed(
-    given: Given,
-    own_plugins: None,  # noqa: F811
-) -> None:
+    given,
+    own_plugins,  # noqa: F811
+):
     rows = in_main(ENDLESS)()
     next(iter(rows))
     given.rows("data", "data.train_paths", rows)
@@ -283,9 +279,7 @@ def test_rows_that_can_say_where_they_are_are_taken_as_needed(
 
 
 @pytest.mark.parametrize("key", ["data.train_paths", "data.eval_paths"])
-def test_rows_without_end_are_refused_with_what_to_do(
-    given: Given, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_without_end_are_refused_with_what_to_do(given, key, monkeypatch):
     monkeypatch.setattr(given_module, "MOST_ROWS", 3)
     given.rows("data", key, [{"q": 1}] * 3)
     before = Path("run/given/data.jsonl").read_text()

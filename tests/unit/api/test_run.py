@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rlmath import Run, api
 from rlmath.api import run as run_module
-from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.quickstart import EXPERIMENTS
 from rlmath.training import loop
@@ -24,16 +21,16 @@ ROWS = [{"prompt": f"{i}+1?", "solutions": [str(i + 1)]} for i in range(40)]
 class Loop:
     """The loop of a run of three steps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.opened: list[tuple[str, str]] = []
         self.closed: list[str] = []
         self.done = 0
         self.fails: BaseException | None = None
 
-    def steps(self, config: Config) -> Iterator[Any]:
+    def steps(self, config):
         self.opened.append((config.runner.run_dir, config.runner.resume))
         self.done = 0 if config.runner.resume == "never" else self.done
-        training: Any = SimpleNamespace(done=self.done)
+        training = SimpleNamespace(done=self.done)
         try:
             yield from self.between(training, loop.Opened(training))
             while self.done < 3:
@@ -49,14 +46,14 @@ class Loop:
             self.closed.append("early")
             raise
 
-    def between(self, training: Any, event: Any) -> Iterator[Any]:
+    def between(self, training, event):
         ask = yield event
         while ask is not None:
             ask = yield loop.Answer(ask(training))
 
 
 @pytest.fixture
-def the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Loop]:
+def the_loop(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     made = Loop()
     monkeypatch.setattr(loop, "steps", made.steps)
@@ -64,7 +61,7 @@ def the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Loop]:
     run_module._close_all()
 
 
-def run_of(*overrides: str, folder: str = "run", **given: Any) -> Run:
+def run_of(*overrides, folder="run", **given):
     return Run.from_config(
         "experiment=gsm8k_smoke",
         "data.prompt_key=prompt",
@@ -75,7 +72,7 @@ def run_of(*overrides: str, folder: str = "run", **given: Any) -> Run:
     )
 
 
-def test_a_loop_that_was_left_continues(the_loop: Loop) -> None:
+def test_a_loop_that_was_left_continues(the_loop):
     run = run_of()
     assert the_loop.opened == []
     for step in run:
@@ -89,9 +86,7 @@ def test_a_loop_that_was_left_continues(the_loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a rank failed")])
-def test_what_ends_the_run_closes_it_and_it_resumes(
-    the_loop: Loop, error: BaseException, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_ends_the_run_closes_it_and_it_resumes(the_loop, error, capsys):
     run = run_of("runner.resume=never")
     handler = signal.getsignal(signal.SIGTERM)
     next(run)
@@ -108,7 +103,7 @@ def test_what_ends_the_run_closes_it_and_it_resumes(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_an_error_of_the_callers_loop_leaves_the_run_open_for_the_next_one(the_loop: Loop) -> None:
+def test_an_error_of_the_callers_loop_leaves_the_run_open_for_the_next_one(the_loop):
     first = run_of()
     with pytest.raises(ZeroDivisionError):
         for _ in first:
@@ -122,11 +117,11 @@ def test_an_error_of_the_callers_loop_leaves_the_run_open_for_the_next_one(the_l
 
 
 def test_questions_between_steps_open_the_run_and_their_mistakes_do_not_close_it(
-    the_loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    the_loop, monkeypatch
+):
     run = run_of()
 
-    def ask(training: Any) -> int:
+    def ask(training):
         if training.done == 0:
             raise UserError("not yet")
         return 7
@@ -141,7 +136,7 @@ def test_questions_between_steps_open_the_run_and_their_mistakes_do_not_close_it
     assert run._ask(lambda _: "after the end") == "after the end"
 
 
-def test_benchmarks_are_checked_before_the_run_is_opened(the_loop: Loop) -> None:
+def test_benchmarks_are_checked_before_the_run_is_opened(the_loop):
     run = run_of()
     with pytest.raises(UserError, match=r"aime42.*known are aime24"):
         run.evaluate("aime42")
@@ -154,9 +149,7 @@ def test_benchmarks_are_checked_before_the_run_is_opened(the_loop: Loop) -> None
     assert the_loop.opened == []
 
 
-def test_rows_with_other_keys_are_named_before_anything_starts(
-    tmp_path: Path, the_loop: Loop
-) -> None:
+def test_rows_with_other_keys_are_named_before_anything_starts(tmp_path, the_loop):
     rows = [{"question": "1+1?", "answer": "2"}] * 40
     with pytest.raises(
         UserError, match=r"data.prompt_key=prompt: run/given/data.jsonl:1.*question"
@@ -165,15 +158,15 @@ def test_rows_with_other_keys_are_named_before_anything_starts(
     assert not (tmp_path / "run" / "given" / "data.jsonl").exists()
 
 
-def test_an_argument_that_is_none_is_named(the_loop: Loop) -> None:
+def test_an_argument_that_is_none_is_named(the_loop):
     with pytest.raises(UserError, match=r"no argument los; parts are loss"):
         run_of(los=len)
     with pytest.raises(UserError, match=r"algorithm.loss=json:dumps.*not registered"):
         run_of(loss=json.dumps)
 
 
-def test_a_changed_function_is_refused_and_the_old_file_stays(the_loop: Loop) -> None:
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+def test_a_changed_function_is_refused_and_the_old_file_stays(the_loop):
+    namespace = {"__name__": "__main__"}
     exec("def mine(completions, **_): return [0.0] * len(completions)", namespace)
     run = run_of("runner.resume=auto", rewards=[namespace["mine"]])
     folder = Path("run/checkpoints/step_000001")
@@ -193,7 +186,7 @@ def test_a_changed_function_is_refused_and_the_old_file_stays(the_loop: Loop) ->
     assert Path("run/given/mine.py").read_bytes() != before
 
 
-def test_the_settings_are_those_of_the_command_line(the_loop: Loop) -> None:
+def test_the_settings_are_those_of_the_command_line(the_loop):
     run = run_of(rewards=[("math", 2.0)], eval_data=ROWS[:2], advantage="rloo")
     assert run._config.data.eval_paths == ["run/given/eval_data.jsonl"]
     assert run._config.algorithm.advantage == "rloo"

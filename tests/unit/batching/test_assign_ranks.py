@@ -43,11 +43,6 @@ def test_invariants(lengths, data_parallel, budget, multiple_of):
         check_invariants(lengths, data_parallel, budget, multiple_of)
 
 
-def test_a_sequence_over_the_budget_is_alone():
-    ranks = check_invariants([100, 10, 10, 10], 1, 30)
-    assert [(m.sequences, m.num_tokens) for m in ranks[0]] == [((0,), 100), ((1, 2, 3), 30)]
-
-
 def test_a_rank_with_few_long_sequences_gets_short_ones_to_fill_its_microbatches():
     # By cost alone the rank with the sequence of 100 would have one sequence and the other one
     # ten in two micro-batches.
@@ -61,21 +56,11 @@ def test_a_packing_that_even_loads_would_miss_is_found():
     assert [m.num_tokens for m in ranks[0]] == [6, 6]
 
 
-def test_too_few_sequences_for_the_count_leave_empty_microbatches_at_the_end():
-    ranks = check_invariants([60, 60, 60], 2, 50)
-    assert [[m.sequences for m in r] for r in ranks] == [[(0,), (2,)], [(1,), ()]]
-
-
 def test_the_most_expensive_microbatch_comes_first():
     lengths = [random.Random(1).randint(1, 900) for _ in range(64)]
     for rank in assign(lengths, 2, 1000):
         costs = [sum(cost(lengths[i]) for i in m.sequences) for m in rank]
         assert costs == sorted(costs, reverse=True)
-
-
-def test_cost_doubles_at_the_break_even_length():
-    assert cost(1000, attention_break_even_tokens=1000) == 2000
-    assert cost(1) == pytest.approx(1.0, rel=1e-4)
 
 
 def test_fewer_sequences_than_ranks_is_refused_with_the_numbers():
@@ -152,24 +137,12 @@ def test_invariants_with_shared_prompts(drawn, data_parallel, budget, multiple_o
     assert ranks == assign_sharing(sequences, data_parallel, budget, multiple_of=multiple_of)
 
 
-def test_with_nothing_to_share_it_is_assign():
-    lengths = [random.Random(2).randint(2, 300) for _ in range(50)]
-    sequences = GroupedSequences(lengths, range(50), [1] * 50)
-    assert assign_sharing(sequences, 3, 700) == assign(lengths, 3, 700)
-
-
 def test_a_group_above_the_budget_is_split():
     sequences = GroupedSequences([60] * 8, [0] * 8, [21] * 8)
     ranks = assign_sharing(sequences, 1, 200)
     check_sharing(sequences, ranks, 200)
     # Of 4: 240 - 3 x 15 = 195, and of 5 it would be 240.
     assert [len(m.sequences) for m in ranks[0]] == [4, 4]
-
-
-def test_no_micro_batch_is_empty_while_a_group_can_be_split():
-    sequences = GroupedSequences([60] * 4, [0] * 4, [50] * 4)
-    (rank,) = assign_sharing(sequences, 1, 1000, multiple_of=2)
-    assert [len(m.sequences) for m in rank] == [2, 2]
 
 
 def test_groups_that_come_mixed_are_next_to_each_other():

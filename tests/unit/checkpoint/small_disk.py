@@ -1,17 +1,13 @@
 """A disk that is small enough to run full."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 
 @contextlib.contextmanager
-def small_disk(where: Path, size_kib: int) -> Iterator[Path]:
+def small_disk(where, size_kib):
     """An empty file system of that size in a new folder; skips the test where that takes rights.
 
     Leaving it fails while a process still holds a file of it open.

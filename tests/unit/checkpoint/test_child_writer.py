@@ -1,7 +1,5 @@
 """A child process writes a rank's file as the rank itself would."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -9,8 +7,6 @@ import subprocess
 import sys
 import weakref
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +24,7 @@ from tests.unit.checkpoint.small_disk import small_disk
 pytestmark = pytest.mark.process
 
 
-def shared_state() -> tuple[dict[str, Any], ChildWriter]:
+def shared_state():
     """Tensors of several types and strides in shared memory, and something that is no tensor."""
     sources = [
         torch.randn(400_000),
@@ -46,7 +42,7 @@ def shared_state() -> tuple[dict[str, Any], ChildWriter]:
     return {**state, "text": {"a": 1}}, child
 
 
-def save(state: dict[str, Any], folder: Path, child: ChildWriter | None) -> bytes:
+def save(state, folder, child):
     """Write a state; the content of its file."""
     dcp.save(state, storage_writer=checkpoint_writer(folder, child), no_dist=True)
     (path,) = folder.glob("*.distcp")
@@ -55,7 +51,7 @@ def save(state: dict[str, Any], folder: Path, child: ChildWriter | None) -> byte
     return path.read_bytes()
 
 
-def test_a_child_writes_the_same_bytes_and_results(tmp_path: Path) -> None:
+def test_a_child_writes_the_same_bytes_and_results(tmp_path):
     state, child = shared_state()
     tensors = {name: value for name, value in state.items() if name != "text"}
     assert save(tensors, tmp_path / "1", child) == save(tensors, tmp_path / "2", None)
@@ -71,7 +67,7 @@ def test_a_child_writes_the_same_bytes_and_results(tmp_path: Path) -> None:
         assert same, name
 
 
-def test_a_full_disk_is_reported_by_the_child(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_by_the_child(tmp_path):
     state, child = shared_state()
     with (
         small_disk(tmp_path / "small", size_kib=512) as folder,
@@ -87,28 +83,26 @@ def test_a_full_disk_is_reported_by_the_child(tmp_path: Path) -> None:
         ("raise SystemExit(3)", "ended with status 3; its log has the error"),
     ],
 )
-def test_a_child_that_ends_early_fails_the_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
-) -> None:
+def test_a_child_that_ends_early_fails_the_save(tmp_path, monkeypatch, program, says):
     monkeypatch.setattr(child_writer, "_PROGRAM", program)
     state, child = shared_state()
     with pytest.raises(CheckpointException, match=says):
         save(state, tmp_path, child)
 
 
-def test_a_tensor_outside_the_shared_memory_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_outside_the_shared_memory_is_refused(tmp_path):
     state, child = shared_state()
     with pytest.raises(CheckpointException, match=r"shape \(2, 3\) is not in shared memory"):
         save({**state, "other": torch.ones(2, 3)}, tmp_path, child)
 
 
-def test_a_child_whose_rank_is_gone_ends() -> None:
+def test_a_child_whose_rank_is_gone_ends():
     paths = json.dumps([path for path in sys.path if path])
     program = [sys.executable, "-s", "-P", "-c", child_writer._PROGRAM, paths, "0", "0", "1"]
     assert subprocess.run([*program, str(os.getppid())], timeout=120).returncode == -9
 
 
-def test_a_child_that_is_not_needed_ends() -> None:
+def test_a_child_that_is_not_needed_ends():
     child = ChildWriter([torch.ones(3)])
     process = child._process
     del child
@@ -116,7 +110,7 @@ def test_a_child_that_is_not_needed_ends() -> None:
     assert process.wait(120) == 0
 
 
-def test_the_copies_are_freed_when_they_are_written() -> None:
+def test_the_copies_are_freed_when_they_are_written():
     memory = SharedMemory(1 << 20)
     alive = weakref.ref(memory)
     pending = PendingSave(partial(memory.empty, (4,), torch.float32), in_background=True)

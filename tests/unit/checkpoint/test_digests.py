@@ -1,13 +1,9 @@
 """Checksums that ranks note while they write are those of the files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +17,14 @@ from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify, write
 from rlmath.checkpoint.writer import checkpoint_writer
 
 
-def xxh3(path: Path) -> str:
+def xxh3(path):
     return str(xxhash.xxh3_128_hexdigest(path.read_bytes()))
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def written(tmp_path):
     """The file of a rank, as torch writes it: large and small tensors, views, and bytes."""
-    state: dict[str, Any] = {
+    state = {
         "large": torch.randn(400_000),
         "small": torch.arange(5),
         "view": torch.randn(300, 300).t()[::2],
@@ -40,17 +36,15 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_rank_notes_what_it_wrote(written: Path) -> None:
+def test_a_rank_notes_what_it_wrote(written):
     notes = sorted(path.name for path in written.parent.glob(f"*{SUFFIX}"))
     assert notes == [written.name + SUFFIX]  # Not of what is renamed afterwards.
     assert take_note(written) == (written.stat().st_size, xxh3(written))
     assert take_note(written) is None
 
 
-def test_the_manifest_has_the_notes_and_reads_only_other_files(
-    written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
+def test_the_manifest_has_the_notes_and_reads_only_other_files(written, monkeypatch):
+    read = []
     digest = manifest.file_digest
     monkeypatch.setattr(
         manifest, "file_digest", lambda path: read.append(path.name) or digest(path)
@@ -65,7 +59,7 @@ def test_the_manifest_has_the_notes_and_reads_only_other_files(
     assert verify(folder).files == made.files
 
 
-def test_bytes_that_change_after_they_were_written_are_found(written: Path) -> None:
+def test_bytes_that_change_after_they_were_written_are_found(written):
     content = bytearray(written.read_bytes())
     content[len(content) // 2] ^= 1
     written.write_bytes(content)
@@ -74,13 +68,13 @@ def test_bytes_that_change_after_they_were_written_are_found(written: Path) -> N
         verify(written.parent.parent)
 
 
-def test_a_file_that_was_cut_is_refused(written: Path) -> None:
+def test_a_file_that_was_cut_is_refused(written):
     written.write_bytes(written.read_bytes()[:-1])
     with pytest.raises(OSError, match=f"bytes, written were {written.stat().st_size + 1}"):
         write_manifest(written.parent.parent, 3, {})
 
 
-def test_a_write_that_fails_leaves_no_note(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_no_note(tmp_path):
     path = tmp_path / "a.distcp"
     with pytest.raises(OSError, match="no room"), hashed_stream(path) as stream:
         stream.write(b"x" * 100_000)
@@ -94,14 +88,12 @@ def test_a_write_that_fails_leaves_no_note(tmp_path: Path) -> None:
     assert take_note(path) == (100_005, xxhash.xxh3_128_hexdigest(b"y" * 100_000 + b"short"))
 
 
-def test_the_disk_gets_a_large_file_in_parts_and_its_error_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_disk_gets_a_large_file_in_parts_and_its_error_is_raised(tmp_path, monkeypatch):
     """The system reports a failed write to a file once, so the last fsync would not see it."""
     monkeypatch.setattr(digests, "_SYNC_BYTES", 1 << 20)
-    synced: list[int] = []
+    synced = []
 
-    def fdatasync(file: int) -> None:
+    def fdatasync(file):
         synced.append(os.fstat(file).st_size)
         if len(synced) == 2:
             raise OSError(errno.EIO, "the disk failed")
@@ -116,17 +108,15 @@ def test_the_disk_gets_a_large_file_in_parts_and_its_error_is_raised(
     assert [one.name for one in tmp_path.iterdir()] == ["a"]  # And no note beside it.
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def counted(monkeypatch):
     """Notes each checksum that is begun."""
-    made: list[str] = []
+    made = []
     xxh3_128 = xxhash.xxh3_128
     monkeypatch.setattr(digests.xxhash, "xxh3_128", lambda: made.append("xxh3_128") or xxh3_128())
     return made
 
 
-def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_SETTLED_NS", -1)
     store = CheckpointStore(tmp_path, keep=2)
     folder = store.begin(1)
@@ -147,9 +137,7 @@ def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(
     assert len(made) == 3
 
 
-def test_a_file_that_may_have_changed_within_the_clocks_tick_is_hashed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_may_have_changed_within_the_clocks_tick_is_hashed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_SETTLED_NS", 10**18)
     (tmp_path / "a").write_bytes(b"a")
     made = counted(monkeypatch)
@@ -157,9 +145,7 @@ def test_a_file_that_may_have_changed_within_the_clocks_tick_is_hashed_again(
     assert len(made) == 2
 
 
-def test_ranks_verify_each_file_of_their_model_once_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_verify_each_file_of_their_model_once_between_them(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, keep=2)
     folder = store.begin(1)
     for model, files in (("actor", 5), ("value_model", 2)):
@@ -184,7 +170,7 @@ def test_ranks_verify_each_file_of_their_model_once_between_them(
     verify(path, under="value_model")
 
 
-def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     write_manifest(tmp_path, 7, {})
     content = json.loads((tmp_path / MANIFEST).read_text())
@@ -193,13 +179,11 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_the_writer_computes_no_checksum_of_zip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_writer_computes_no_checksum_of_zip(tmp_path, monkeypatch):
     """And leaves torch's option as it was, also after a failure."""
     seen = []
 
-    def saving(*_: Any) -> None:
+    def saving(*_):
         seen.append(torch.serialization.get_crc32_options())
         raise OSError(errno.ENOSPC, "no room")
 

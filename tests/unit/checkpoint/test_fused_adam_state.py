@@ -1,9 +1,5 @@
 """Transformer Engine's Adam, which Megatron takes on CUDA, when its state is loaded."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from rlmath.checkpoint.optimizer_state import load_optimizer_state
@@ -15,12 +11,12 @@ class FusedAdam(torch.optim.Optimizer):
     """What loading does to the state in Transformer Engine 2.11: every moment gets another tensor,
     while the caller still holds the first ones (``FusedAdam.load_state_dict``)."""
 
-    def __init__(self, parameters: list[torch.Tensor], lr: float) -> None:
+    def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr, "weight_decay": 0.1})
         for parameter in parameters:
             self.state[parameter] = {name: torch.zeros_like(parameter) for name in MOMENTS}
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
         for state in self.state.values():
             for name in MOMENTS:
@@ -30,14 +26,14 @@ class FusedAdam(torch.optim.Optimizer):
 class DistributedOptimizer:
     """As much of Megatron's as a load touches."""
 
-    def __init__(self, inner: FusedAdam) -> None:
+    def __init__(self, inner):
         self.optimizer = inner
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self):
         return self.optimizer.param_groups
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state):
         own = self.optimizer.state_dict()
         groups = [
             {**group, "params": before["params"]}
@@ -47,14 +43,14 @@ class DistributedOptimizer:
         ]
         self.optimizer.load_state_dict({"state": own["state"], "param_groups": groups})
 
-    def load_parameter_state_from_fully_reshardable(self, tensors: dict[int, Any]) -> None:
+    def load_parameter_state_from_fully_reshardable(self, tensors):
         (parameter,) = self.optimizer.param_groups[0]["params"]
         for name, values in tensors[0].items():
             kept = parameter if name == "param" else self.optimizer.state[parameter][name]
             kept.copy_(values)
 
 
-def test_moments_are_loaded_into_the_tensors_that_they_are_in() -> None:
+def test_moments_are_loaded_into_the_tensors_that_they_are_in():
     """A second copy of both, 8 bytes a parameter, did not fit beside a 3B on one H100: its run
     could not be resumed."""
     parameter = torch.nn.Parameter(torch.zeros(4))

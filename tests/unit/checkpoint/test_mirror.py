@@ -1,13 +1,8 @@
 """A mirrored run: what is in the remote folder is complete, whatever the store does."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +14,7 @@ from rlmath.checkpoint.remote import RemoteFolder
 from rlmath.checkpoint.remote_owner import NotOurs, claim
 from rlmath.errors import UserError
 from rlmath.training.checkpointing import Saver
-from tests.support.remote_store import FaultyStore, faulty_store
+from tests.support.remote_store import faulty_store
 
 URL = "memory://bucket/runs/mine"
 ROOT = "/bucket/runs/mine"
@@ -27,7 +22,7 @@ QUICK = Pace(0.01, 0.01, 0.02)
 
 
 @pytest.fixture
-def remote() -> Iterator[type[FaultyStore]]:
+def remote():
     with faulty_store() as store:
         yield store
         # None may write to the next test's store.
@@ -40,13 +35,13 @@ def remote() -> Iterator[type[FaultyStore]]:
 class Run:
     """A run's folder, with checkpoints of two small files."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder, keep=2):
         self.folder = folder
         self.store = CheckpointStore(folder / "checkpoints", keep, {"reward": "max"})
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text("seed: 0\n")
 
-    def save(self, step: int, reward: float = 0.0, mark: bytes = b"") -> Path:
+    def save(self, step, reward=0.0, mark=b""):
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(f'{{"step": {step}}}\n')
         actor = self.store.begin(step) / "actor"
@@ -55,33 +50,33 @@ class Run:
         (actor / "__1_0.distcp").write_bytes(bytes(step))
         return self.store.commit(step, {"step": step}, {"reward": reward})
 
-    def mirror(self, limit_s: float = 60) -> Mirror:
+    def mirror(self, limit_s=60):
         remote = RemoteFolder(URL, limit_s=limit_s)
         return Mirror(self.folder, claim(remote, self.folder), QUICK)
 
-    def files(self, under: str) -> dict[str, bytes]:
+    def files(self, under):
         """All files below a folder of the run's."""
         found = {p: p.read_bytes() for p in (self.folder / under).rglob("*") if p.is_file()}
         return {str(p.relative_to(self.folder)): data for p, data in found.items()}
 
 
-def steps(remote: type[FaultyStore]) -> list[int]:
+def steps(remote):
     """Steps of the remote checkpoints that have a manifest."""
     names = [n.split("/") for n in remote.bytes_of(URL)]
     return sorted(int(n[1][5:]) for n in names if n[0] == "checkpoints" and n[2:] == [MANIFEST])
 
 
-def hanging_until(released: threading.Event) -> Callable[[str], None]:
+def hanging_until(released):
     """An upload that hangs, and then fails."""
 
-    def hang(path: str) -> None:
+    def hang(path):
         released.wait()
         raise TimeoutError(path)
 
     return hang
 
 
-def until(holds: Any, limit_s: float = 20.0) -> None:
+def until(holds, limit_s=20.0):
     end_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < end_s
@@ -89,9 +84,7 @@ def until(holds: Any, limit_s: float = 20.0) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["memory", "file"])
-def test_run_folder_arrives_byte_by_byte_and_resumes_elsewhere(
-    tmp_path: Path, remote: type[FaultyStore], scheme: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_folder_arrives_byte_by_byte_and_resumes_elsewhere(tmp_path, remote, scheme, capsys):
     url = URL if scheme == "memory" else f"file://{tmp_path}/bucket"
     run = Run(tmp_path / "run")
     left_out = ("journal/a", "replay/b", ".config.yaml.x1", "checkpoints_set_aside_1/c")
@@ -123,30 +116,28 @@ def test_run_folder_arrives_byte_by_byte_and_resumes_elsewhere(
     assert "checkpoints/step_000004/manifest.json" in RemoteFolder(url).sizes()
 
 
-def test_saver_continues_from_a_downloaded_checkpoint(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_saver_continues_from_a_downloaded_checkpoint(tmp_path, remote):
     class Ranks:
         changed, loaded = False, b""
 
-        def save_checkpoint(self, folder: Path, in_background: bool = False) -> None:
+        def save_checkpoint(self, folder, in_background=False):
             (folder / "tensors").write_bytes(b"weights" * 1000)
 
-        def load_checkpoint(self, folder: Path) -> None:
+        def load_checkpoint(self, folder):
             self.loaded = (folder / "tensors").read_bytes()
 
     class Counter:
         value = 7
 
-        def snapshot(self) -> Any:
+        def snapshot(self):
             return lambda: {"value": self.value}
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
+        def load_state_dict(self, state):
             self.value = state["value"]
 
     store = CheckpointStore(tmp_path / "run" / "checkpoints", keep=1)
     with mirroring(tmp_path / "run", URL, wait_s=60):
-        saver = Saver(store, Ranks(), {"sampler": Counter()})  # type: ignore[arg-type]
+        saver = Saver(store, Ranks(), {"sampler": Counter()})
         saver.step_done(5, {"reward": 0.5})
         saver.save()
     fetch_run(URL, tmp_path / "other", "checkpoints")
@@ -154,17 +145,15 @@ def test_saver_continues_from_a_downloaded_checkpoint(
     found, ranks, counter = other.resume("auto"), Ranks(), Counter()
     assert found is not None and found.metrics == {"reward": 0.5}
     counter.value = 0
-    saver = Saver(other, ranks, {"sampler": counter})  # type: ignore[arg-type]
+    saver = Saver(other, ranks, {"sampler": counter})
     saver.restore(found, None)
     assert (saver.committed_step, ranks.loaded, counter.value) == (5, b"weights" * 1000, 7)
 
 
-def test_upload_that_dies_leaves_no_checkpoint_and_is_finished_later(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_upload_that_dies_leaves_no_checkpoint_and_is_finished_later(tmp_path, remote, capsys):
     run = Run(tmp_path / "run")
 
-    def die(path: str) -> None:
+    def die(path):
         if path.endswith("step_000002/actor/__1_0.distcp"):
             raise OSError(104, "Connection reset by peer")
 
@@ -185,7 +174,7 @@ def test_upload_that_dies_leaves_no_checkpoint_and_is_finished_later(
     assert steps(remote) == [1, 2]
 
 
-DAMAGE: dict[str, tuple[str, Any, str]] = {
+DAMAGE = {
     "truncated": (
         "actor/__0_0.distcp",
         lambda data: data[:-1],
@@ -200,9 +189,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_checkpoint_is_skipped_by_name(
-    tmp_path: Path, remote: type[FaultyStore], damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_checkpoint_is_skipped_by_name(tmp_path, remote, damage, capsys):
     run = Run(tmp_path / "run")
     with mirroring(run.folder, URL, wait_s=60):
         run.save(1)
@@ -220,9 +207,7 @@ def test_damaged_checkpoint_is_skipped_by_name(
         fetch_run(f"{URL}/checkpoints/step_000002", tmp_path / "third", "checkpoints")
 
 
-def test_manifest_without_its_files_is_no_checkpoint(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_manifest_without_its_files_is_no_checkpoint(tmp_path, remote):
     run = Run(tmp_path / "run")
     with mirroring(run.folder, URL, wait_s=60):
         run.save(1)
@@ -234,12 +219,10 @@ def test_manifest_without_its_files_is_no_checkpoint(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
-def test_damage_in_an_upload_is_found_and_uploaded_again(
-    tmp_path: Path, remote: type[FaultyStore], damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_in_an_upload_is_found_and_uploaded_again(tmp_path, remote, damage, capsys):
     run, left = Run(tmp_path / "run"), ["once"]
 
-    def spoil(path: str) -> None:
+    def spoil(path):
         if path.endswith("__0_0.distcp") and left:
             left.pop()
             remote.damage(path, DAMAGE[damage][1])
@@ -252,12 +235,10 @@ def test_damage_in_an_upload_is_found_and_uploaded_again(
     assert "__0_0.distcp" in capsys.readouterr().err
 
 
-def test_rate_limited_store_is_warned_about_once_and_completed(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rate_limited_store_is_warned_about_once_and_completed(tmp_path, remote, capsys):
     run, left = Run(tmp_path / "run"), [1, 2]
 
-    def limit(path: str) -> None:
+    def limit(path):
         if path.endswith("config.yaml") and left:
             left.pop()
             raise PermissionError(429, "Too Many Requests")
@@ -272,7 +253,7 @@ def test_rate_limited_store_is_warned_about_once_and_completed(
     assert "again" in captured.out
 
 
-def test_store_that_hangs_does_not_keep_the_run(tmp_path: Path, remote: type[FaultyStore]) -> None:
+def test_store_that_hangs_does_not_keep_the_run(tmp_path, remote):
     run, release = Run(tmp_path / "run"), threading.Event()
     remote.before.append(hanging_until(release))
     run.save(1)
@@ -284,12 +265,10 @@ def test_store_that_hangs_does_not_keep_the_run(tmp_path: Path, remote: type[Fau
     assert steps(remote) == []
 
 
-def test_call_that_hangs_is_given_up_and_made_again(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_call_that_hangs_is_given_up_and_made_again(tmp_path, remote, capsys):
     run, release, hung = Run(tmp_path / "run"), threading.Event(), [1]
 
-    def hang(path: str) -> None:
+    def hang(path):
         if path.endswith("config.yaml") and hung:
             hung.pop()
             hanging_until(release)(path)
@@ -303,7 +282,7 @@ def test_call_that_hangs_is_given_up_and_made_again(
     assert "no answer for 2" in capsys.readouterr().err
 
 
-def test_remote_folder_belongs_to_one_run(tmp_path: Path, remote: type[FaultyStore]) -> None:
+def test_remote_folder_belongs_to_one_run(tmp_path, remote):
     first, second = Run(tmp_path / "first"), Run(tmp_path / "second")
     first.save(1)
     assert first.mirror().close(30) == ""
@@ -323,9 +302,7 @@ def test_remote_folder_belongs_to_one_run(tmp_path: Path, remote: type[FaultySto
         second.mirror()
 
 
-def test_earlier_start_leaves_the_folder_to_a_later_one(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_earlier_start_leaves_the_folder_to_a_later_one(tmp_path, remote, capsys):
     run = Run(tmp_path / "run")
     run.save(1)
     earlier = run.mirror()
@@ -341,20 +318,20 @@ def test_earlier_start_leaves_the_folder_to_a_later_one(
     assert there["__0_0.distcp"].endswith(b"later")
 
 
-def test_remote_checkpoints_are_kept_as_the_runs(tmp_path: Path, remote: type[FaultyStore]) -> None:
+def test_remote_checkpoints_are_kept_as_the_runs(tmp_path, remote):
     run = Run(tmp_path / "run", keep=2)
     mirror = run.mirror()
     for step in range(1, 7):
         run.save(step, reward=float(step == 2))
         if step in (2, 4):
-            until(lambda step=step: step in steps(remote))  # type: ignore[misc]
+            until(lambda step=step: step in steps(remote))
     assert mirror.close(30) == ""
     assert steps(remote) == run.store.steps() == [2, 5, 6]
     # Nothing is left of the others.
     assert not any("step_000001" in path or "step_000004" in path for path in remote.store)
 
 
-def test_rollback_withdraws_what_was_set_aside(tmp_path: Path, remote: type[FaultyStore]) -> None:
+def test_rollback_withdraws_what_was_set_aside(tmp_path, remote):
     run = Run(tmp_path / "run", keep=3)
     mirror = run.mirror()
     for step in (1, 2, 3):
@@ -370,9 +347,7 @@ def test_rollback_withdraws_what_was_set_aside(tmp_path: Path, remote: type[Faul
     assert there["__0_0.distcp"].endswith(b"again")
 
 
-def test_checkpoint_replaced_in_place_is_uploaded_again(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_checkpoint_replaced_in_place_is_uploaded_again(tmp_path, remote):
     run = Run(tmp_path / "run")
     run.save(1)
     assert run.mirror().close(30) == ""
@@ -382,9 +357,7 @@ def test_checkpoint_replaced_in_place_is_uploaded_again(
     assert there["actor/__0_0.distcp"].endswith(b"other")
 
 
-def test_remote_checkpoints_outlive_a_lost_folder(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_remote_checkpoints_outlive_a_lost_folder(tmp_path, remote):
     run = Run(tmp_path / "run")
     run.save(1)
     run.save(2)
@@ -398,12 +371,10 @@ def test_remote_checkpoints_outlive_a_lost_folder(
     assert 2 in steps(remote)
 
 
-def test_checkpoint_deleted_while_it_is_uploaded_still_arrives(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_deleted_while_it_is_uploaded_still_arrives(tmp_path, remote, capsys):
     run, left, arrived = Run(tmp_path / "run", keep=1), [1], []
 
-    def overtake(path: str) -> None:
+    def overtake(path):
         if "step_000001" in path and left:
             left.pop()
             run.save(2)
@@ -421,9 +392,7 @@ def test_checkpoint_deleted_while_it_is_uploaded_still_arrives(
     assert not capsys.readouterr().err
 
 
-def test_damaged_local_checkpoint_is_not_uploaded(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_local_checkpoint_is_not_uploaded(tmp_path, remote, capsys):
     run = Run(tmp_path / "run")
     run.save(1)
     path = run.save(2)
@@ -435,9 +404,7 @@ def test_damaged_local_checkpoint_is_not_uploaded(
     assert "step_000002 is not uploaded" in capsys.readouterr().err
 
 
-def test_files_that_did_not_change_are_uploaded_once(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_files_that_did_not_change_are_uploaded_once(tmp_path, remote):
     run = Run(tmp_path / "run")
     (run.folder / "samples").mkdir()
     for step in range(70):
@@ -452,9 +419,7 @@ def test_files_that_did_not_change_are_uploaded_once(
     assert names == {"metrics.jsonl"}
 
 
-def test_run_that_ends_well_but_is_not_uploaded_has_its_own_exit_code(
-    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_that_ends_well_but_is_not_uploaded_has_its_own_exit_code(tmp_path, remote, capsys):
     run, release = Run(tmp_path / "run"), threading.Event()
     remote.before.append(hanging_until(release))
     with pytest.raises(MirrorIncomplete) as error, mirroring(run.folder, URL, 0.1, QUICK):
@@ -467,15 +432,13 @@ def test_run_that_ends_well_but_is_not_uploaded_has_its_own_exit_code(
     assert "is incomplete" in capsys.readouterr().err
 
 
-def test_url_without_a_run_is_one_message(tmp_path: Path, remote: type[FaultyStore]) -> None:
+def test_url_without_a_run_is_one_message(tmp_path, remote):
     with pytest.raises(UserError, match=f"runner.resume={URL} has no complete checkpoint"):
         fetch_run(URL, tmp_path / "run", "checkpoints")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_resume_from_one_checkpoint_of_the_runs_own(
-    tmp_path: Path, remote: type[FaultyStore]
-) -> None:
+def test_resume_from_one_checkpoint_of_the_runs_own(tmp_path, remote):
     run = Run(tmp_path / "run", keep=3)
     for step in (1, 2, 3):
         run.save(step)

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
@@ -20,18 +16,15 @@ from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
         ("a_extra_state.weight", False),
     ],
 )
-def test_extra_state_is_known_by_its_name(name: str, extra: bool) -> None:
+def test_extra_state_is_known_by_its_name(name, extra):
     assert is_extra_state(name) is extra
 
 
-def test_a_stage_is_described_without_it() -> None:
+def test_a_stage_is_described_without_it():
     class Stage:
-        def sharded_state_dict(self, prefix: str, metadata: dict[str, Any]) -> dict[str, str]:
+        def sharded_state_dict(self, prefix, metadata):
             names = ("weight0", "weight1", "_extra_state", "_extra_state1")
             return {f"{prefix}experts.{name}": name for name in names}
 
     found = sharded_weights(Stage(), "reference.")
-    assert found == {
-        "reference.experts.weight0": "weight0",
-        "reference.experts.weight1": "weight1",
-    }
+    assert found == {"reference.experts.weight0": "weight0", "reference.experts.weight1": "weight1"}

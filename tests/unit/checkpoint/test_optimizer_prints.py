@@ -1,10 +1,6 @@
 """Checksums of an optimizer's state: what was not restored is named."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +9,7 @@ from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
 
 
-def trained() -> tuple[torch.optim.AdamW, Any, Any]:
+def trained():
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(one) for one in (torch.randn(4, 3), torch.ones(2))]
     adam = torch.optim.AdamW(parameters)
@@ -23,7 +19,7 @@ def trained() -> tuple[torch.optim.AdamW, Any, Any]:
     return adam, SimpleNamespace(optimizer=adam), SimpleNamespace(num_steps=1)
 
 
-def test_optimizer_state_that_was_not_restored_is_named(tmp_path: Path) -> None:
+def test_optimizer_state_that_was_not_restored_is_named(tmp_path):
     adam, optimizer, scheduler = trained()
     save_prints(tmp_path, 0, optimizer_prints(optimizer, scheduler))
     check_prints(tmp_path, 0, optimizer_prints(*trained()[1:]), same_layout=True)

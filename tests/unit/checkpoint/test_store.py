@@ -1,7 +1,5 @@
 """The store: complete or absent, whatever happens in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checkpoint import Checkpoint, CheckpointStore, DiskFull, checkpoint_bytes
+from rlmath.checkpoint import CheckpointStore, DiskFull, checkpoint_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.errors import UserError
 from tests.unit.checkpoint.small_disk import small_disk
@@ -27,7 +25,7 @@ STATE = {
 }
 
 
-def save(store: CheckpointStore, step: int, **metrics: float) -> Path:
+def save(store, step, **metrics):
     """A checkpoint with two files, in place of the ranks'."""
     actor = store.begin(step) / "actor"
     actor.mkdir()
@@ -36,11 +34,11 @@ def save(store: CheckpointStore, step: int, **metrics: float) -> Path:
     return store.commit(step, STATE | {"step": step}, metrics)
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_what_is_committed_comes_back(tmp_path: Path) -> None:
+def test_what_is_committed_comes_back(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     assert store.resume("auto") is None
     path = save(store, 12, reward=0.5)
@@ -59,16 +57,14 @@ def test_what_is_committed_comes_back(tmp_path: Path) -> None:
         ({"a": {"b": Path("x")}}, r"state\['a'\]\['b'\] is a PosixPath"),
     ],
 )
-def test_state_that_would_change_is_refused(
-    tmp_path: Path, state: dict[str, object], where: str
-) -> None:
+def test_state_that_would_change_is_refused(tmp_path, state, where):
     store = CheckpointStore(tmp_path, keep=1)
     store.begin(1)
     with pytest.raises(TypeError, match=where):
         store.commit(1, state, {})
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_the_newest_and_the_best_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep=2, best={"accuracy": "max", "length": "min"})
     accuracy = [0.1, 0.9, 0.9, 0.2, float("nan"), 0.3, 0.4]
     for step, value in enumerate(accuracy):
@@ -80,7 +76,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert store.steps() == [7]
 
 
-def test_the_same_step_again_replaces_the_older(tmp_path: Path) -> None:
+def test_the_same_step_again_replaces_the_older(tmp_path):
     store = CheckpointStore(tmp_path, keep=3)
     save(store, 4, reward=1.0)
     save(store, 4, reward=2.0)
@@ -89,13 +85,13 @@ def test_the_same_step_again_replaces_the_older(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step_000004"]
 
 
-def flip(path: Path) -> None:
+def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
 
 
-def truncate(path: Path) -> None:
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -110,12 +106,10 @@ def truncate(path: Path) -> None:
         (MANIFEST, Path.unlink, "manifest.json is missing"),
     ],
 )
-def test_a_damaged_checkpoint_is_skipped(
-    tmp_path: Path, file: str, damage: object, reason: str
-) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path, file, damage, reason):
     store = CheckpointStore(tmp_path, keep=2)
     older, newer = save(store, 1), save(store, 2)
-    damage(newer / file)  # type: ignore[operator]
+    damage(newer / file)
     partial = store.begin(3)
     newest = store.newest_complete()
     assert newest.path == older
@@ -133,7 +127,7 @@ def test_a_damaged_checkpoint_is_skipped(
     assert store.steps() == [1, 2, 3]
 
 
-def test_a_changed_metric_in_the_manifest_shows(tmp_path: Path) -> None:
+def test_a_changed_metric_in_the_manifest_shows(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     path = save(store, 1, reward=1.0) / MANIFEST
     content = json.loads(path.read_text())
@@ -142,7 +136,7 @@ def test_a_changed_metric_in_the_manifest_shows(tmp_path: Path) -> None:
     assert "does not match its own checksum" in store.newest_complete().skipped[0].reason
 
 
-def test_without_a_complete_checkpoint_the_run_stops(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_the_run_stops(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     flip(save(store, 1) / "actor" / "common.pt")
     truncate(save(store, 2) / "actor" / "common.pt")
@@ -150,13 +144,13 @@ def test_without_a_complete_checkpoint_the_run_stops(tmp_path: Path) -> None:
         store.resume("auto")
 
 
-def test_nothing_is_moved_for_a_run_that_cannot_resume(tmp_path: Path) -> None:
+def test_nothing_is_moved_for_a_run_that_cannot_resume(tmp_path):
     folder = tmp_path / "checkpoints"
     store = CheckpointStore(folder, keep=9)
     for step in (1, 2):
         save(store, step)
 
-    def refuse(found: Checkpoint) -> None:
+    def refuse(found):
         raise UserError(f"not from step {found.step}")
 
     with pytest.raises(UserError, match="not from step 1"):
@@ -166,7 +160,7 @@ def test_nothing_is_moved_for_a_run_that_cannot_resume(tmp_path: Path) -> None:
     assert store.steps() == [1, 2] and names(tmp_path) == ["checkpoints"]
 
 
-def test_never_and_a_path_move_newer_ones_aside(tmp_path: Path) -> None:
+def test_never_and_a_path_move_newer_ones_aside(tmp_path):
     folder = tmp_path / "checkpoints"
     store = CheckpointStore(folder, keep=9)
     for step in (1, 2, 3):
@@ -186,12 +180,12 @@ def test_never_and_a_path_move_newer_ones_aside(tmp_path: Path) -> None:
     assert names(other) == ["step_000001", "step_000002"]
 
 
-def test_resuming_from_something_else_says_what_is_wanted(tmp_path: Path) -> None:
+def test_resuming_from_something_else_says_what_is_wanted(tmp_path):
     with pytest.raises(UserError, match="is no checkpoint"):
         CheckpointStore(tmp_path, keep=1).resume(str(tmp_path / "nothing"))
 
 
-def save_and_die(folder: Path, step: int, at: int) -> bool:
+def save_and_die(folder, step, at):
     """Save in a separate process, killed with -9 before its ``at``-th file operation.
 
     Returns:
@@ -201,7 +195,7 @@ def save_and_die(folder: Path, step: int, at: int) -> bool:
     if child == 0:
         seen = 0
 
-        def count(event: str, arguments: tuple[object, ...]) -> None:
+        def count(event, arguments):
             nonlocal seen
             changes = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
             if changes or (event == "open" and str(arguments[0]).startswith(str(folder))):
@@ -221,9 +215,7 @@ def save_and_die(folder: Path, step: int, at: int) -> bool:
 
 
 @pytest.mark.parametrize("step", [1, 2], ids=["replacing the same step", "a new step"])
-def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(
-    tmp_path: Path, step: int
-) -> None:
+def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(tmp_path, step):
     rewards, leftovers, at = [], set(), 0
     killed = True
     while killed:
@@ -248,14 +240,14 @@ def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(
     assert leftovers == {".partial", ".deleted"} | ({".replaced"} if step == 1 else set())
 
 
-def test_an_abandoned_save_leaves_nothing(tmp_path: Path) -> None:
+def test_an_abandoned_save_leaves_nothing(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     (store.begin(1) / "part").write_bytes(b"x")
     store.abandon(1)
     assert names(tmp_path) == []
 
 
-def test_the_size_of_a_checkpoint() -> None:
+def test_the_size_of_a_checkpoint():
     # 1.5 billion parameters in bfloat16: 2 bytes, two moments and a main parameter of 4 each.
     size = checkpoint_bytes(1_500_000_000, 2, distributed_optimizer=True)
     assert size == 1_500_000_000 * 14 + 2**20
@@ -263,7 +255,7 @@ def test_the_size_of_a_checkpoint() -> None:
     assert checkpoint_bytes(1000, 4, distributed_optimizer=True) == 16_000 + 2**20
 
 
-def test_a_disk_that_runs_full_in_the_commit(tmp_path: Path) -> None:
+def test_a_disk_that_runs_full_in_the_commit(tmp_path):
     with small_disk(tmp_path / "small", size_kib=256) as disk:
         store = CheckpointStore(disk / "checkpoints", keep=3)
         first = save(store, 1)

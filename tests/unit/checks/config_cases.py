@@ -1,10 +1,6 @@
 """Machines and model sizes that the tests of the settings share."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 from rlmath.checks.machine import Machine
 from rlmath.errors import ModelError
@@ -21,7 +17,7 @@ QWEN_1_5B = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"]
 QWEN_7B = KNOWN["DeepSeek-R1-Distill-Qwen-7B"]
 
 
-def write_weights(file: Path, sizes: dict[str, Any]) -> None:
+def write_weights(file, sizes):
     """A file whose header names the tensors that a model of these sizes has, and nothing in it."""
     try:
         shapes = hf_shapes(model_spec(sizes))
@@ -33,7 +29,7 @@ def write_weights(file: Path, sizes: dict[str, Any]) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
-def write_model_folder(folder: Path, sizes: dict[str, Any]) -> Path:
+def write_model_folder(folder, sizes):
     """A folder with what the checks look at: ``config.json`` and the other files' names."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes))

@@ -1,14 +1,12 @@
 """Settings of the algorithm that would do nothing, or cannot work, are refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.config.load import load
 
 
-def problems(*overrides: str) -> list[str]:
+def problems(*overrides):
     settings = [f"algorithm.{text}" for text in overrides]
     return list(algorithm_problems(load(["model.path=m", "runner.run_dir=r", *settings])))
 
@@ -80,7 +78,7 @@ def problems(*overrides: str) -> list[str]:
         (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
     ],
 )
-def test_refused(overrides: list[str], expected: list[str]) -> None:
+def test_refused(overrides, expected):
     found = problems(*overrides)
     assert len(found) == 1, found
     for part in expected:
@@ -124,7 +122,7 @@ def test_refused(overrides: list[str], expected: list[str]) -> None:
         ["filter.keep=accuracy"],
     ],
 )
-def test_allowed(overrides: list[str]) -> None:
+def test_allowed(overrides):
     assert problems(*overrides) == []
 
 
@@ -137,10 +135,8 @@ def test_allowed(overrides: list[str]) -> None:
         ("algorithm.curriculum.cooldown=true", "set it to false"),
     ],
 )
-def test_what_asks_for_correct_answers_needs_a_reward_that_grades(
-    own: str, asking: str, beside: str
-) -> None:
-    def found(items: str) -> list[str]:
+def test_what_asks_for_correct_answers_needs_a_reward_that_grades(own, asking, beside):
+    def found(items):
         given = ["model.path=m", "runner.run_dir=r", asking, f"reward.items=[{items}]"]
         return [text for text in algorithm_problems(load(given)) if "grades answers" in text]
 

@@ -1,19 +1,15 @@
 """A check of the data refuses what the loader refuses, and nothing that it accepts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from config_cases import CPU_MACHINE
 
-from rlmath.checks.run import Command, check
+from rlmath.checks.run import check
 from rlmath.checks.trial import ROWS, trial
 from rlmath.config.load import load
 from rlmath.data import load_examples, load_problems
@@ -26,22 +22,22 @@ CHAT = "data.apply_chat_template=true"
 Overrides = Sequence[str]
 
 
-def lines(*rows: Any) -> bytes:
+def lines(*rows):
     return b"".join(
         row if isinstance(row, bytes) else json.dumps(row).encode() + b"\n" for row in rows
     )
 
 
-def answer(value: Any) -> dict[str, Any]:
+def answer(value):
     return GOOD | {"solutions": value}
 
 
-def chat(*roles: str, content: Any = "1 + 1?") -> dict[str, Any]:
+def chat(*roles, content="1 + 1?"):
     return GOOD | {"prompt": [{"role": role, "content": content} for role in roles]}
 
 
 LATIN_1 = '{"prompt": "Été?", "solutions": "2"}\n'.encode("latin-1")
-FILES: dict[str, tuple[str, bytes, Overrides, bool]] = {
+FILES = {
     "an object": ("r.jsonl", lines(answer({"a": 1})), [], False),
     "a truth value": ("r.jsonl", lines(answer(True)), [], False),
     "empty answers": ("r.jsonl", lines(answer(["", None])), [], False),
@@ -76,7 +72,7 @@ FILES: dict[str, tuple[str, bytes, Overrides, bool]] = {
 }
 
 
-def accepts(act: Callable[[], Any]) -> tuple[bool, str]:
+def accepts(act):
     try:
         act()
     except UserError as error:
@@ -84,21 +80,21 @@ def accepts(act: Callable[[], Any]) -> tuple[bool, str]:
     return True, ""
 
 
-def compare(path: Path, overrides: Overrides, expected: bool, command: Command = "train") -> str:
+def compare(path, overrides, expected, command="train"):
     """Whether ``--check`` and the loader take the file; the check's message."""
     key = {"train": "data.train_paths", "sft": "sft.train_paths", "evaluate": "data.eval_paths"}
     settings = ["model=tiny", "actor=small", "rollout=small", f"runner.run_dir={path.parent}/r"]
     config = load([*settings, *overrides, f"{key[command]}=[{path}]"])
-    tokenizer: Any = LightTokenizer("tiny")
+    tokenizer = LightTokenizer("tiny")
     tokenizer.eos_token_id = 0
 
-    def run() -> None:
+    def run():
         if command == "sft":
             load_examples([path], config.data, config.sft.response_key, tokenizer)
         else:
             load_problems([path], config.data, tokenizer)
 
-    def look() -> None:
+    def look():
         check(config, command, CPU_MACHINE)
         trial(config, command)
 
@@ -109,7 +105,7 @@ def compare(path: Path, overrides: Overrides, expected: bool, command: Command =
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_check_agrees_with_the_loader(name: str, tmp_path: Path) -> None:
+def test_the_check_agrees_with_the_loader(name, tmp_path):
     file, content, overrides, expected = FILES[name]
     path = tmp_path / file
     path.write_bytes(content)
@@ -118,13 +114,13 @@ def test_the_check_agrees_with_the_loader(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [Decimal("2.5"), float("nan")], ids=str)
-def test_numbers_of_parquet_that_are_no_answers(value: Any, tmp_path: Path) -> None:
+def test_numbers_of_parquet_that_are_no_answers(value, tmp_path):
     path = tmp_path / "r.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([answer(value)] * 3), path)
     assert "data.answer_key=solutions: " in compare(path, [], False)
 
 
-def test_responses_and_held_out_problems_are_read_as_well(tmp_path: Path) -> None:
+def test_responses_and_held_out_problems_are_read_as_well(tmp_path):
     path = tmp_path / "r.jsonl"
     good = {"prompt": "1 + 1?", "response": "2"}
     path.write_bytes(lines(*[good] * 9, good | {"response": 2}))
@@ -134,7 +130,7 @@ def test_responses_and_held_out_problems_are_read_as_well(tmp_path: Path) -> Non
     compare(path, [SKIP], True, "evaluate")
 
 
-def test_malformed_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
+def test_malformed_rows_that_are_left_out_are_counted(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_bytes(lines(*[answer(None)] * 2, *[GOOD] * 3))
     overrides = ["model=tiny", f"data.train_paths=[{path}]", f"runner.run_dir={tmp_path}/r", SKIP]

@@ -1,7 +1,5 @@
 """What multi-head latent attention is refused with."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -9,17 +7,17 @@ import pytest
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.layout import cpu_cache_problem, cpu_heads_problem, tensor_parallel_problems
 from rlmath.config.schema import Device
-from rlmath.model.spec import Latent, ModelSpec, model_spec
+from rlmath.model.spec import Latent, model_spec
 from tests.unit.model.test_spec import DEEPSEEK_V3, LLAMA_31
 
 SPEC = model_spec(DEEPSEEK_V3)
 
 
-def said(spec: ModelSpec, device: Device, command: str) -> list[str]:
+def said(spec, device, command):
     return list(latent_problems(spec, device, command))
 
 
-def test_only_what_is_proven() -> None:
+def test_only_what_is_proven():
     assert said(SPEC, Device.cpu, "train") == []
     (problem,) = said(SPEC, Device.cuda, "train")
     assert "cluster.device=cpu" in problem
@@ -31,7 +29,7 @@ def test_only_what_is_proven() -> None:
     assert said(llama, Device.cuda, "train") == []
 
 
-def test_tensor_ranks_share_the_latent_vectors() -> None:
+def test_tensor_ranks_share_the_latent_vectors():
     assert list(tensor_parallel_problems("actor", 8, SPEC, 0)) == []
     odd = dataclasses.replace(SPEC, latent=dataclasses.replace(SPEC.latent, query_rank=1535))
     (problem,) = tensor_parallel_problems("actor", 2, odd, 0)
@@ -41,7 +39,7 @@ def test_tensor_ranks_share_the_latent_vectors() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_engine_keeps_one_vector_for_each_token(ranks: int) -> None:
+def test_an_engine_keeps_one_vector_for_each_token(ranks):
     assert list(cpu_heads_problem("model.path", SPEC)) == []
     blocks = 2 * 128
     needed = 61 * 576 * 4 * blocks / 2**30

@@ -1,8 +1,5 @@
 """Each preset of a model names its family and a layout that the plan of weights accepts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +20,8 @@ from rlmath.weights.plan import plan_weights
 
 @pytest.mark.parametrize("name", [name for name in options("model") if name != TINY])
 def test_a_preset_has_a_family_and_a_layout_that_the_plan_accepts(
-    name: str, tmp_path: Path, make_model: Callable[..., Path], make_data: Callable[..., Path]
-) -> None:
+    name, tmp_path, make_model, make_data
+):
     settings = [
         f"model={name}",
         "actor=long_context",

@@ -1,7 +1,5 @@
 """A command refuses to write over what it reads."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -9,10 +7,9 @@ import pytest
 
 from rlmath.checks.overwritten import overwritten_inputs
 from rlmath.config.load import load
-from rlmath.config.schema import Config
 
 
-def settings(**changes: dict[str, object]) -> Config:
+def settings(**changes):
     config = load(["experiment=quickstart"])
     for section, fields in changes.items():
         part = dataclasses.replace(getattr(config, section), **fields)
@@ -31,15 +28,13 @@ def settings(**changes: dict[str, object]) -> Config:
         ("evaluate", "model.path", "r/evaluation/model"),
     ],
 )
-def test_an_input_in_a_folder_that_is_replaced_is_named(
-    command: str, key: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_input_in_a_folder_that_is_replaced_is_named(command, key, path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("r").mkdir()
     Path("linked").symlink_to("r")
     section, _, name = key.partition("[")[0].partition(".")
-    value: object = [path] if "[" in key else path
-    sections: dict[str, dict[str, object]] = {"runner": {"run_dir": "r"}, section: {name: value}}
+    value = [path] if "[" in key else path
+    sections = {"runner": {"run_dir": "r"}, section: {name: value}}
     if command == "evaluate":
         sections["eval"] = {"checkpoint": "r/checkpoints/step_000001"}
     found = list(overwritten_inputs(settings(**sections), command))
@@ -48,7 +43,7 @@ def test_an_input_in_a_folder_that_is_replaced_is_named(
     assert not list(overwritten_inputs(settings(**sections), command))
 
 
-def test_what_another_command_wrote_in_the_run_folder_is_an_input() -> None:
+def test_what_another_command_wrote_in_the_run_folder_is_an_input():
     for command, path in (("train", "r/sft"), ("train", "r/model"), ("evaluate", "r/hf")):
         config = settings(runner={"run_dir": "r"}, model={"path": path})
         assert not list(overwritten_inputs(config, command))

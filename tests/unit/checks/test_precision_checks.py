@@ -1,14 +1,10 @@
 """Layers and batch-invariant kernels: what a machine, a layout and a model allow."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 
-from rlmath.checks.machine import Machine
 from rlmath.checks.pairs import pair_problems
 from rlmath.checks.precision import (
     batch_invariance,
@@ -25,7 +21,7 @@ BROKEN = "its extension for torch, transformer_engine_torch*.so, was not built"
 WITHOUT = dataclasses.replace(GPU_MACHINE, transformer_engine=BROKEN)
 
 
-def config(*, dtype: DType = DType.bfloat16, invariant: bool = False, **actor: Any) -> Config:
+def config(*, dtype=DType.bfloat16, invariant=False, **actor):
     made = Config()
     made.model.dtype, made.precision.batch_invariant = dtype, invariant
     for name, value in actor.items():
@@ -33,14 +29,12 @@ def config(*, dtype: DType = DType.bfloat16, invariant: bool = False, **actor: A
     return made
 
 
-def invariance(made: Config, machine: Machine, device: Device, command: str) -> list[str]:
+def invariance(made, machine, device, command):
     found = batch_invariance(made, machine, device, command)
     return [*pair_problems(made, device, command), *found]
 
 
-def test_cuda_without_transformer_engine_is_refused_by_every_command_that_trains(
-    tmp_path: Any,
-) -> None:
+def test_cuda_without_transformer_engine_is_refused_by_every_command_that_trains(tmp_path):
     settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
     loaded = load(settings)
     for command in ("train", "sft"):
@@ -54,14 +48,14 @@ def test_cuda_without_transformer_engine_is_refused_by_every_command_that_trains
     assert "precision.batch_invariant" in "\n".join(find_problems(loaded, "train", GPU_MACHINE))
 
 
-def test_local_layers_are_taken_when_asked_for() -> None:
+def test_local_layers_are_taken_when_asked_for():
     assert list(layers(config(), WITHOUT, Device.cuda))
     assert list(layers(config(layers=Layers.transformer_engine), WITHOUT, Device.cuda))
     assert not list(layers(config(layers=Layers.local), WITHOUT, Device.cuda))
     assert not list(layers(config(), GPU_MACHINE, Device.cuda))
 
 
-def test_transformer_engine_on_a_cpu_is_refused() -> None:
+def test_transformer_engine_on_a_cpu_is_refused():
     (message,) = pair_problems(config(layers=Layers.transformer_engine), Device.cpu, "train")
     assert "actor.layers=transformer_engine" in message and "CUDA only" in message
     for chosen in (Layers.auto, Layers.local):
@@ -77,13 +71,13 @@ def test_transformer_engine_on_a_cpu_is_refused() -> None:
         ({"dtype": DType.float32}, "model.dtype=float32"),
     ],
 )
-def test_where_batch_invariance_does_not_hold(changed: dict[str, Any], part: str) -> None:
+def test_where_batch_invariance_does_not_hold(changed, part):
     (message,) = invariance(config(invariant=True, **changed), GPU_MACHINE, Device.cuda, "train")
     assert message.startswith("precision.batch_invariant=true") and part in message
     assert not list(batch_invariance(config(**changed), GPU_MACHINE, Device.cuda, "train"))
 
 
-def test_batch_invariance_where_it_holds() -> None:
+def test_batch_invariance_where_it_holds():
     asked = config(invariant=True, tensor_parallel=2, pipeline_parallel=2)
     assert not list(batch_invariance(asked, GPU_MACHINE, Device.cuda, "train"))
     # Engines alone: nothing of the actor matters.
@@ -91,7 +85,7 @@ def test_batch_invariance_where_it_holds() -> None:
     assert not list(batch_invariance(asked, GPU_MACHINE, Device.cuda, "evaluate"))
 
 
-def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> None:
+def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts():
     asked = config(invariant=True)
     (message,) = invariance(asked, CPU_MACHINE, Device.cpu, "train")
     assert "the kernels are CUDA's" in message
@@ -104,7 +98,7 @@ def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> N
     assert "64 experts have no batch-invariant" in message
 
 
-def test_triton_kernels_need_a_gpu() -> None:
+def test_triton_kernels_need_a_gpu():
     asked = config()
     assert not list(pair_problems(asked, Device.cpu, "train"))
     asked.actor.logits = Logits.triton
@@ -115,7 +109,7 @@ def test_triton_kernels_need_a_gpu() -> None:
     assert not list(pair_problems(asked, Device.cpu, "evaluate"))
 
 
-def test_local_layers_in_float32_have_no_attention_on_a_gpu() -> None:
+def test_local_layers_in_float32_have_no_attention_on_a_gpu():
     made = config(dtype=DType.float32, layers=Layers.local)
     (message,) = context_attention(made, Device.cuda, "train")
     assert "model.dtype=float32" in message and "actor.layers=auto" in message
@@ -123,15 +117,10 @@ def test_local_layers_in_float32_have_no_attention_on_a_gpu() -> None:
     assert not list(context_attention(config(layers=Layers.local), Device.cuda, "train"))
 
 
-def test_context_parallel_float32_has_no_attention_on_transformer_engine(tmp_path: Any) -> None:
+def test_context_parallel_float32_has_no_attention_on_transformer_engine(tmp_path):
     wide = {"context_parallel": 2, "dtype": DType.float32}
     (message,) = context_attention(config(**wide), Device.cuda, "sft")
-    for part in (
-        "model.dtype=float32",
-        "actor.context_parallel=2",
-        "use bfloat16",
-        "layers=local",
-    ):
+    for part in ("model.dtype=float32", "actor.context_parallel=2", "use bfloat16", "layers=local"):
         assert part in message
     for made, device, command in (
         (config(context_parallel=2), Device.cuda, "train"),

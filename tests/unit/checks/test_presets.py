@@ -1,10 +1,5 @@
 """Every file of conf/ resolves; every experiment passes the checks and shows its arithmetic."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from config_cases import CPU_MACHINE, QWEN_1_5B, QWEN_7B
 
@@ -23,7 +18,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_option_resolves(group: str) -> None:
+def test_every_option_resolves(group):
     names = options(group)
     assert names
     for name in names:
@@ -31,12 +26,7 @@ def test_every_option_resolves(group: str) -> None:
 
 
 @pytest.mark.parametrize("name", options("experiment"))
-def test_every_experiment_passes_the_checks(
-    name: str,
-    tmp_path: Path,
-    make_model: Callable[..., Path],
-    make_data: Callable[..., Path],
-) -> None:
+def test_every_experiment_passes_the_checks(name, tmp_path, make_model, make_data):
     """With a model's folder and a data file in place of those that the experiment names."""
     row = {"prompt": "1+1", "solutions": ["2"], "question": "1+1", "answer": "#### 2"}
     overrides = [f"experiment={name}", f"data.train_paths=[{make_data(row)}]"]

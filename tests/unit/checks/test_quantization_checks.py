@@ -1,9 +1,6 @@
 """``rollout.quantization``: what is refused, by name, before anything starts."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 from config_cases import QWEN_1_5B
@@ -25,11 +22,11 @@ from rlmath.model.spec import model_spec
 QWEN = model_spec(QWEN_1_5B)
 
 
-def problems(made: Config, command: str) -> list[str]:
+def problems(made, command):
     return [*pair_problems(made, Device.cuda, command), *quantization_problems(made, command)]
 
 
-def config() -> Config:
+def config():
     made = Config()
     made.rollout.quantization = Quantization.fp8
     made.algorithm.correction.kind = "token_truncate"
@@ -41,10 +38,7 @@ def config() -> Config:
     [
         ({"algorithm.correction.kind": "none"}, "token_truncate"),
         (
-            {
-                "algorithm.correction.kind": "none",
-                "algorithm.old_log_probs": OldLogProbs.engine,
-            },
+            {"algorithm.correction.kind": "none", "algorithm.old_log_probs": OldLogProbs.engine},
             "use token_truncate with algorithm.old_log_probs=recompute",
         ),
         ({"model.dtype": DType.float32}, "use bfloat16"),
@@ -53,12 +47,12 @@ def config() -> Config:
     ],
     ids=str,
 )
-def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: str) -> None:
+def test_what_does_not_work_with_fp8_is_refused(changes, part):
     made = config()
     assert not list(problems(made, "train"))
     for key, value in changes.items():
         *path, last = key.split(".")
-        section: Any = made
+        section = made
         for name in path:
             section = getattr(section, name)
         setattr(section, last, value)
@@ -68,13 +62,13 @@ def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: s
     assert not list(problems(made, "train"))
 
 
-def test_an_evaluation_needs_no_correction() -> None:
+def test_an_evaluation_needs_no_correction():
     made = config()
     made.algorithm.correction.kind = "none"
     assert not list(problems(made, "evaluate"))
 
 
-def test_families_that_were_not_compared_are_refused() -> None:
+def test_families_that_were_not_compared_are_refused():
     for family in FAMILIES:
         model = dataclasses.replace(QWEN, architecture=family.architectures[0])
         found = list(quantization_model(config(), model))
@@ -82,14 +76,14 @@ def test_families_that_were_not_compared_are_refused() -> None:
         assert not list(quantization_model(Config(), model))
 
 
-def in_cache() -> Config:
+def in_cache():
     made = Config()
     made.rollout.kv_cache_dtype = KvCacheDtype.fp8
     made.algorithm.correction.kind = "token_truncate"
     return made
 
 
-def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
+def test_what_does_not_work_with_a_cache_in_fp8_is_refused():
     assert not list(problems(in_cache(), "train"))
     uncorrected, float32, invariant = in_cache(), in_cache(), in_cache()
     uncorrected.algorithm.correction.kind = "none"
@@ -111,16 +105,14 @@ def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
     assert len(list(problems(both, "train"))) == 2
 
 
-def test_any_family_but_those_with_latent_vectors_can_have_a_cache_in_fp8() -> None:
+def test_any_family_but_those_with_latent_vectors_can_have_a_cache_in_fp8():
     assert not list(quantization_model(in_cache(), QWEN))
-    latent = dataclasses.replace(QWEN, latent=object())  # type: ignore[arg-type]
+    latent = dataclasses.replace(QWEN, latent=object())
     (message,) = quantization_model(in_cache(), latent)
     assert "latent" in message
 
 
-def test_a_cpu_without_the_instructions_or_with_narrow_heads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cpu_without_the_instructions_or_with_narrow_heads(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: True)
     assert not list(cpu_kv_cache_in_fp8(in_cache(), QWEN))

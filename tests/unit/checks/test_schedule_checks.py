@@ -1,7 +1,5 @@
 """``rollout.schedule`` and its numbers: what is refused, and what ``--check`` says of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
@@ -19,11 +17,11 @@ BUDGET = "rollout.cut_after_tokens=4096"
 CORRECTED = "algorithm.correction.kind=token_truncate"
 
 
-def problems(*overrides: str) -> list[str]:
+def problems(*overrides):
     return found_in([*BASE, *overrides])
 
 
-def found_in(overrides: list[str]) -> list[str]:
+def found_in(overrides):
     config = load(overrides)
     return [*pair_problems(config, Device.cuda, "train"), *algorithm_problems(config)]
 
@@ -38,7 +36,7 @@ def found_in(overrides: list[str]) -> list[str]:
         [BUDGET, CORRECTED, "algorithm.loss=reinforce", "rollout.allow_uncorrected=true"],
     ],
 )
-def test_what_works(overrides: list[str]) -> None:
+def test_what_works(overrides):
     assert problems(*overrides) == []
 
 
@@ -51,9 +49,7 @@ def test_what_works(overrides: list[str]) -> None:
         ("continuous", ["rollout.cut_after_tokens=0"], Overlap(2, 0)),
     ],
 )
-def test_schedule_name_and_its_numbers_are_the_same(
-    name: str, numbers: list[str], overlap: Overlap
-) -> None:
+def test_schedule_name_and_its_numbers_are_the_same(name, numbers, overlap):
     given = ["model.path=m", "runner.run_dir=r", "rollout.max_response_tokens=8192"]
     named, numbered = load([*given, f"rollout.schedule={name}"]), load([*given, *numbers])
     assert overlap_of(named.rollout) == overlap_of(numbered.rollout) == overlap
@@ -76,9 +72,7 @@ def test_schedule_name_and_its_numbers_are_the_same(
         ("continuous", ["rollout.cut_after_tokens=9", "rollout.max_lag=0"], "synchronous"),
     ],
 )
-def test_schedule_name_with_numbers_of_another_is_one_message(
-    name: str, numbers: list[str], is_of: str
-) -> None:
+def test_schedule_name_with_numbers_of_another_is_one_message(name, numbers, is_of):
     given = ["model.path=m", "runner.run_dir=r", f"rollout.schedule={name}", *numbers]
     (found,) = found_in(given)
     assert found.startswith(f"rollout.schedule={name} contradicts ")
@@ -86,7 +80,7 @@ def test_schedule_name_with_numbers_of_another_is_one_message(
     assert all(number in found for number in numbers)
 
 
-def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
+def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for():
     (found,) = problems(BUDGET, "rollout.max_lag=3")
     assert "algorithm.correction.kind=none" in found and "rollout.max_lag=3 steps older" in found
     assert "use token_truncate, or rollout.allow_uncorrected=true" in found
@@ -94,7 +88,7 @@ def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
     assert "algorithm.loss=reinforce: does not bound the importance ratio; use ppo_clip" in found
 
 
-def test_what_does_nothing_is_refused() -> None:
+def test_what_does_nothing_is_refused():
     (found,) = problems(BUDGET, CORRECTED, "rollout.allow_uncorrected=true")
     assert "rollout.allow_uncorrected=true: does nothing" in found
     for schedule in ([], ["rollout.schedule=synchronous"]):
@@ -103,7 +97,7 @@ def test_what_does_nothing_is_refused() -> None:
         assert "rollout.allow_uncorrected=true: does nothing" in found
 
 
-def test_check_says_it() -> None:
+def test_check_says_it():
     text = describe_training(load([*BASE, BUDGET, CORRECTED]))
     assert "carry_over: 4,096 tokens a step, at most 2 steps older" in text
     text = describe_training(load([*BASE, BUDGET, "rollout.allow_uncorrected=true"]))
@@ -114,11 +108,11 @@ def test_check_says_it() -> None:
 PIPELINED = ["model.path=m", "runner.run_dir=r", "rollout.schedule=pipelined"]
 
 
-def pipelined(*overrides: str) -> list[str]:
+def pipelined(*overrides):
     return found_in([*PIPELINED, *overrides])
 
 
-def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> None:
+def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains():
     assert pipelined(CORRECTED) == pipelined("rollout.max_lag=0") == []
     (found,) = pipelined()
     assert "with rollout.schedule=pipelined tokens are up to rollout.max_lag=1 steps" in found
@@ -137,11 +131,11 @@ def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> Non
 CONTINUOUS = ["model.path=m", "runner.run_dir=r", "rollout.schedule=continuous"]
 
 
-def continuous(*overrides: str) -> list[str]:
+def continuous(*overrides):
     return found_in([*CONTINUOUS, *overrides])
 
 
-def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None:
+def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare():
     assert continuous(CORRECTED) == continuous("rollout.max_lag=0") == []
     assert continuous(CORRECTED, "rollout.max_lag=8") == []
     (found,) = continuous()
@@ -155,7 +149,7 @@ def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None
     assert "continuous with rollout.max_lag=0: as synchronous" in text
 
 
-def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> None:
+def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version():
     assert continuous(CORRECTED, "rollout.kv=keep") == []
     (found,) = continuous(CORRECTED, "rollout.kv=keep", "rollout.prefix_caching=false")
     assert "use rollout.prefix_caching=true" in found
@@ -170,7 +164,7 @@ def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> No
 
 
 @pytest.mark.parametrize("schedule", [PIPELINED, CONTINUOUS])
-def test_engines_beside_the_actor_need_gpus_of_their_own(schedule: list[str]) -> None:
+def test_engines_beside_the_actor_need_gpus_of_their_own(schedule):
     shared = [*schedule, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]
     with pytest.raises(ConfigError, match=r"set cluster\.placement=separate, or use"):
         check(load(shared), machine=GPU_MACHINE)

@@ -1,9 +1,6 @@
 """``actor.share_prompts``: where it is refused, and where ``auto`` means never."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, write_model_folder
@@ -15,7 +12,7 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.shared_prompts import shares_prompts
-from rlmath.model.spec import ModelSpec, model_spec
+from rlmath.model.spec import model_spec
 from rlmath.training.rank_settings import actor_settings
 from tests.unit.model.test_spec import DEEPSEEK_V3
 
@@ -32,13 +29,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "device", "context_parallel", "part"), CASES)
-def test_always_is_refused_where_auto_is_never(
-    model: ModelSpec, device: Device, context_parallel: int, part: str | None
-) -> None:
+def test_always_is_refused_where_auto_is_never(model, device, context_parallel, part):
     config = Config()
     config.actor.context_parallel = context_parallel
 
-    def found(chosen: SharePrompts, command: str = "train") -> list[str]:
+    def found(chosen, command="train"):
         config.actor.share_prompts = chosen
         return list(share_prompts(config, model, device, command))
 
@@ -53,7 +48,7 @@ def test_always_is_refused_where_auto_is_never(
         assert shares_prompts(chosen, model, device.value, context_parallel) is expected
 
 
-def test_the_command_refuses_it_once_also_where_the_model_is_not_known(tmp_path: Path) -> None:
+def test_the_command_refuses_it_once_also_where_the_model_is_not_known(tmp_path):
     given = [f"model.path={tmp_path / 'none'}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
     config = load([*given, "actor.share_prompts=always"])
     found = [one for one in find_problems(config, "train", GPU_MACHINE) if "share_prompts" in one]
@@ -63,7 +58,7 @@ def test_the_command_refuses_it_once_also_where_the_model_is_not_known(tmp_path:
 
 
 @pytest.mark.parametrize("chosen", list(SharePrompts))
-def test_the_ranks_are_told(chosen: SharePrompts, tmp_path: Path) -> None:
+def test_the_ranks_are_told(chosen, tmp_path):
     folder = write_model_folder(tmp_path / "model", QWEN_1_5B)
     given = [f"model.path={folder}", f"runner.run_dir={tmp_path}", "cluster.device=cpu"]
     config = load([*given, "data.train_paths=[x]", f"actor.share_prompts={chosen.value}"])

@@ -1,12 +1,9 @@
 """What a run meets before it starts: file systems, temporary folders, servers, the hub, scripts."""
 
-from __future__ import annotations
-
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from ray._private.utils import validate_socket_filepath
@@ -19,20 +16,20 @@ from rlmath.cli import main
 from rlmath.commands import doctor
 from rlmath.config.load import load
 from rlmath.model import hub
-from tests.support.remote_store import FaultyStore, faulty_store
+from tests.support.remote_store import faulty_store
 
 Check = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+def check(tmp_path, capsys):
     """Exit code and output of ``rlmath train ... --check`` with a tiny model."""
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}) + "\n")
     base = ["cluster.device=cpu", "model=tiny", "model.path=tiny", f"data.train_paths=[{data}]"]
     base.append("rollout.max_response_tokens=64")
 
-    def run(*settings: str) -> tuple[int, str]:
+    def run(*settings):
         code = main(["train", *base, f"runner.run_dir={tmp_path}/run", *settings, "--check"])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
@@ -41,7 +38,7 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
 
 
 @pytest.fixture
-def closed_port() -> Iterator[int]:
+def closed_port():
     """A port at which nobody listens, held so that nobody else takes it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -49,13 +46,13 @@ def closed_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def open_port() -> Iterator[int]:
+def open_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.mark.parametrize("folder", ["/proc/run", "/sys/run"])
-def test_a_run_dir_where_no_file_can_be_made_is_refused(check: Check, folder: str) -> None:
+def test_a_run_dir_where_no_file_can_be_made_is_refused(check, folder):
     """Permissions say nothing of such a file system to root."""
     code, text = check(f"runner.run_dir={folder}")
     assert code == 2
@@ -63,10 +60,8 @@ def test_a_run_dir_where_no_file_can_be_made_is_refused(check: Check, folder: st
     assert [f.level for f in doctor.disk(Path(folder))] == ["bad"]
 
 
-def test_a_full_disk_is_refused(
-    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def full(dir: Path) -> IO[bytes]:
+def test_a_full_disk_is_refused(check, monkeypatch, tmp_path):
+    def full(dir):
         return Path("/dev/full").open("wb")
 
     monkeypatch.setattr(machine.tempfile, "TemporaryFile", full)
@@ -75,7 +70,7 @@ def test_a_full_disk_is_refused(
     assert f"{tmp_path} cannot be written (No space left on device)" in text
 
 
-def test_a_run_dir_that_is_a_link_to_nothing_is_refused(check: Check, tmp_path: Path) -> None:
+def test_a_run_dir_that_is_a_link_to_nothing_is_refused(check, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     code, text = check(f"runner.run_dir={tmp_path}/link")
     assert code == 2 and "is a link to nothing" in text
@@ -83,8 +78,8 @@ def test_a_run_dir_that_is_a_link_to_nothing_is_refused(check: Check, tmp_path: 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
 def test_a_temporary_folder_without_room_for_a_sockets_path_is_refused(
-    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+    check, monkeypatch, tmp_path, name
+):
     monkeypatch.setenv(name, str(tmp_path / "missing"))
     code, text = check()
     assert code == 2 and f"{name}={tmp_path}/missing: no such folder" in text
@@ -100,13 +95,11 @@ def test_a_temporary_folder_without_room_for_a_sockets_path_is_refused(
     assert check()[0] == 0 and not list(doctor.temporary_files())
 
 
-def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "unwritable", lambda _: None)
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
 
-    def fits(length: int) -> bool:
+    def fits(length):
         monkeypatch.setenv("RAY_TMPDIR", "/" + "x" * (length - 1))
         return machine.ray_folder_problem() is None
 
@@ -119,9 +112,7 @@ def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(
         validate_socket_filepath("x" * (longest + 1) + path)
 
 
-def test_reward_servers_that_do_not_answer_are_refused(
-    check: Check, closed_port: int, open_port: int
-) -> None:
+def test_reward_servers_that_do_not_answer_are_refused(check, closed_port, open_port):
     url, other = (f"http://127.0.0.1:{port}/reward" for port in (closed_port, open_port))
     code, text = check(f"reward.items=[{{name: '{url}'}}]")
     assert code == 2
@@ -136,23 +127,21 @@ def test_reward_servers_that_do_not_answer_are_refused(
     assert not answers.problems and "from this machine" in answers.warnings[0]
 
 
-def test_a_teachers_server_that_does_not_answer_is_refused(closed_port: int) -> None:
+def test_a_teachers_server_that_does_not_answer_is_refused(closed_port):
     url = f"teacher.url=http://127.0.0.1:{closed_port}/v1"
     given = ["model.path=m", "runner.run_dir=r", "algorithm.distill_coef=1", url]
     (problem,) = network.ask(load(given), "train", elsewhere=False, ask_hub=False).problems
     assert problem.startswith(url) and "start the teacher's server" in problem
 
 
-def test_a_reward_of_the_running_script_is_refused() -> None:
+def test_a_reward_of_the_running_script_is_refused():
     config = load(["model.path=m", "runner.run_dir=r", "reward.items=[{name: '__main__:mine'}]"])
     (problem,) = names(config)
     assert "move the function to a separate file" in problem
 
 
 @pytest.mark.parametrize("path", ["models/Qwen3-8B", "models/nothing-like-it"])
-def test_a_folder_of_models_is_no_name_of_the_hub(
-    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str
-) -> None:
+def test_a_folder_of_models_is_no_name_of_the_hub(check, monkeypatch, tmp_path, path):
     monkeypatch.chdir(tmp_path)
     code, text = check(f"model.path={path}")
     assert code == 2 and f"model.path={path}: no such folder" in text
@@ -160,11 +149,11 @@ def test_a_folder_of_models_is_no_name_of_the_hub(
         assert "hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B" in text
 
 
-def test_names_that_the_hub_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: dict[str, str | None] = {"Qwen/Qwen3-8": "no such model", "org/set": "no such dataset"}
-    asked: list[tuple[Any, ...]] = []
+def test_names_that_the_hub_does_not_have_are_refused(monkeypatch):
+    said = {"Qwen/Qwen3-8": "no such model", "org/set": "no such dataset"}
+    asked = []
 
-    def refusal(name: str, kind: str = "model") -> str | None:
+    def refusal(name, kind="model"):
         asked.append((name, kind))
         return said.get(name)
 
@@ -179,7 +168,7 @@ def test_names_that_the_hub_does_not_have_are_refused(monkeypatch: pytest.Monkey
     ]
     assert asked[-1] == ("org/other", "dataset")
 
-    def silent(name: str, kind: str = "model") -> str | None:
+    def silent(name, kind="model"):
         raise hub.HubUnreachable("no route")
 
     monkeypatch.setattr(hub, "refusal", silent)
@@ -187,7 +176,7 @@ def test_names_that_the_hub_does_not_have_are_refused(monkeypatch: pytest.Monkey
     assert not answers.problems and "cannot be asked" in answers.warnings[0]
 
 
-def test_settings_that_fit_no_known_gpu_are_refused(check: Check) -> None:
+def test_settings_that_fit_no_known_gpu_are_refused(check):
     gpus = ["model.path=Qwen/Qwen2.5-72B", "model.dtype=bfloat16", "cluster.device=cuda"]
     gpus += ["cluster.gpus_per_node=8", "actor.tensor_parallel=1", "actor.data_parallel=8"]
     code, text = check(*gpus)
@@ -197,7 +186,7 @@ def test_settings_that_fit_no_known_gpu_are_refused(check: Check) -> None:
 
 
 @pytest.fixture
-def store() -> Iterator[type[FaultyStore]]:
+def store():
     with faulty_store() as found:
         yield found
 
@@ -216,17 +205,13 @@ def store() -> Iterator[type[FaultyStore]]:
         ("file://{tmp_path}", "overlaps runner.run_dir="),
     ],
 )
-def test_a_mirror_that_cannot_be_is_refused(
-    check: Check, tmp_path: Path, url: str, said: str
-) -> None:
+def test_a_mirror_that_cannot_be_is_refused(check, tmp_path, url, said):
     url = url.format(tmp_path=tmp_path)
     code, text = check(f"runner.mirror='{url}'")
     assert code == 2 and f"runner.mirror={url}: " in text and said in text
 
 
-def test_a_mirror_is_written_to_before_anything_starts(
-    check: Check, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mirror_is_written_to_before_anything_starts(check, store, monkeypatch):
     url = "runner.mirror='memory://bucket/run'"
     code, text = check(url)
     assert code == 0, text
@@ -234,7 +219,7 @@ def test_a_mirror_is_written_to_before_anything_starts(
     code, text = check(url, "runner.resume='memory://bucket/run'")
     assert code == 2 and "has no complete checkpoint" in text
 
-    def denied(self: Any, path: str, value: bytes, **_: Any) -> None:
+    def denied(self, path, value, **_):
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(store, "pipe_file", denied)
@@ -244,9 +229,7 @@ def test_a_mirror_is_written_to_before_anything_starts(
     assert code == 2 and "runner.mirror_wait_s" in text
 
 
-def test_a_mirror_of_another_run_is_refused(
-    check: Check, store: type[FaultyStore], tmp_path: Path
-) -> None:
+def test_a_mirror_of_another_run_is_refused(check, store, tmp_path):
     with mirroring(tmp_path / "other", "memory://bucket/run", wait_s=60):
         made = CheckpointStore(tmp_path / "other" / "checkpoints", keep=1)
         (made.begin(3) / "tensors").write_bytes(b"weights")

@@ -1,11 +1,8 @@
 """A teacher that cannot work is refused by name, with the arithmetic, before anything starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from config_cases import CPU_MACHINE, QWEN_7B
@@ -25,21 +22,21 @@ TINY_SPEC = read_model_spec("tiny")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=1)
 
 
-def settings(folder: Path | str | None, *overrides: str) -> list[str]:
+def settings(folder, *overrides):
     path = [] if folder is None else [f"teacher.path={folder}"]
     given = ["experiment=quickstart", "model.path=tiny", "algorithm.distill_coef=1"]
     return [*given, *path, *overrides]
 
 
-def problems(folder: Path | str | None, *overrides: str) -> list[str]:
+def problems(folder, *overrides):
     return list(teacher_problems(load(settings(folder, *overrides)), Device.cpu))
 
 
-def test_a_whole_folder_passes_and_its_vocabulary_may_be_padded(folder: Path) -> None:
+def test_a_whole_folder_passes_and_its_vocabulary_may_be_padded(folder):
     assert problems(folder) == problems(folder, "algorithm.advantage=teacher") == []
     assert vocabulary("tiny") == vocabulary(str(folder))
     assert vocabulary("tiny")[256] == "<|endoftext|>"
@@ -66,13 +63,13 @@ def test_a_whole_folder_passes_and_its_vocabulary_may_be_padded(folder: Path) ->
         ),
     ],
 )
-def test_settings_are_refused_by_name(folder: Path, overrides: list[str], parts: list[str]) -> None:
+def test_settings_are_refused_by_name(folder, overrides, parts):
     (found,) = problems(folder, *overrides)
     for part in parts:
         assert part in found
 
 
-def test_no_teacher_and_no_folder(tmp_path: Path) -> None:
+def test_no_teacher_and_no_folder(tmp_path):
     assert "give its folder as teacher.path" in problems(None)[0]
     (found,) = problems(tmp_path / "none")
     assert f"teacher.path={tmp_path / 'none'}: no such folder" in found
@@ -83,9 +80,7 @@ def test_no_teacher_and_no_folder(tmp_path: Path) -> None:
     assert "algorithm.distill_coef=0" in next(teacher_problems(config, Device.cpu))
 
 
-def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_another_vocabulary_is_refused_with_the_first_token_that_differs(folder, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     file = other / "tokenizer.json"
@@ -108,7 +103,7 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
     assert f"token {last} is '<|assistant|>'" in found and "no token in the teacher" in found
 
 
-def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path: Path) -> None:
+def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path):
     pieces = {"model": {"vocab": [["<unk>", 0.0], ["a", -1.5]]}, "added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(pieces))
     assert vocabulary(str(tmp_path)) == {0: "<unk>", 1: "a"}
@@ -117,7 +112,7 @@ def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path: Path) -> None:
         vocabulary(str(tmp_path))
 
 
-def test_its_memory_is_counted(folder: Path) -> None:
+def test_its_memory_is_counted(folder):
     """On CPU within the machine's; on GPUs by its terms, of which vLLM does not reckon with one."""
     small = dataclasses.replace(CPU_MACHINE, memory_bytes=2**30)
     config = load(settings(folder, "teacher.cpu_kv_cache_gib=3", "teacher.engines=2"))
@@ -138,7 +133,7 @@ def test_its_memory_is_counted(folder: Path) -> None:
     assert describe_teacher(load(settings(folder, "algorithm.distill_coef=0"))) == []
 
 
-def test_its_gpus_are_not_the_others() -> None:
+def test_its_gpus_are_not_the_others():
     """Of 8 GPUs the teacher has 2 x 2, and a policy at tensor parallel 2 the rest."""
     given = settings("t", "cluster=gpu8", "actor.tensor_parallel=2")
     layout = resolve_layout(

@@ -1,8 +1,6 @@
 """What ``--check`` tries: prompts with the model's tokenizer, the user's rewards, settings for GPUs
 on a machine without any."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -24,7 +22,7 @@ ROWS = [{"question": "1+1?", "answer": "2"}, {"question": "x" * 90, "answer": "3
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def base(tmp_path, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: LOGIN_NODE)
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
@@ -39,9 +37,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ]
 
 
-def test_prompts_that_are_too_long_are_counted(
-    base: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_that_are_too_long_are_counted(base, capsys):
     assert main(base) == 0
     assert "longest of 2 checked prompts: 90 tokens" in capsys.readouterr().out
     assert main([*base, "data.max_prompt_tokens=64", "data.overlong_prompts=filter"]) == 0
@@ -50,21 +46,7 @@ def test_prompts_that_are_too_long_are_counted(
     assert "set it to 90" in capsys.readouterr().err
 
 
-def test_rows_that_the_run_would_refuse_are_said(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beyond the first rows too, at which every start looks."""
-    rows = [ROWS[0]] * 40 + [{"question": " ", "answer": "2"}]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(base) == 2
-    assert "train.jsonl:41: field 'question': the prompt is empty" in capsys.readouterr().err
-    assert main([*base, "data.malformed_rows=skip"]) == 0
-    assert "1 of 41 checked rows are malformed" in capsys.readouterr().out
-
-
-def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(base, tmp_path, capsys):
     rows = [ROWS[0], {"question": "Show it.", "answer": "proof"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(base) == 0
@@ -76,9 +58,7 @@ def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(
     assert "none of 1 problems has an answer" in capsys.readouterr().err
 
 
-def test_own_rewards_are_called_on_made_up_responses(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_rewards_are_called_on_made_up_responses(base, tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(
         "def right(completions, answer, **columns):\n"
@@ -113,13 +93,7 @@ def test_own_rewards_are_called_on_made_up_responses(
         ("{name: length, needs_group: false}", "needs_group=false"),
     ],
 )
-def test_rewards_that_cannot_be_made_are_refused(
-    base: list[str],
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    items: str,
-    expected: str,
-) -> None:
+def test_rewards_that_cannot_be_made_are_refused(base, capsys, command, items, expected):
     given = base[1:]
     if command == "evaluate":
         given = [one.replace("train_paths", "eval_paths") for one in given]
@@ -129,9 +103,7 @@ def test_rewards_that_cannot_be_made_are_refused(
     assert expected in capsys.readouterr().err
 
 
-def test_own_rewards_are_called_without_the_models_tokenizer(
-    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_rewards_are_called_without_the_models_tokenizer(base, tmp_path, capsys):
     """Of a hub model that is not cached, also with a weight of 0 and of no problem in reach."""
     file = tmp_path / "mine.py"
     file.write_text(
@@ -160,9 +132,7 @@ GPU_RUN = ["cluster=gpu8", "model.path=Qwen/Qwen3-8B", "actor.tensor_parallel=4"
 LONG = ["algorithm.prompts_per_step=512", "rollout.gpu_memory_utilization=0.6"]
 
 
-def test_settings_for_gpus_are_checked_without_them(
-    base: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_for_gpus_are_checked_without_them(base, capsys):
     gpu = [*base, *GPU_RUN, *LONG, "model.dtype=bfloat16"]
     gpu += ["rollout.max_response_tokens=8192", "actor.max_tokens_per_microbatch=16384"]
     assert main(gpu) == 0
@@ -199,14 +169,12 @@ def test_settings_for_gpus_are_checked_without_them(
     assert "actor.tensor_parallel=3" in capsys.readouterr().err
 
 
-def test_a_run_for_gpus_does_not_start_without_them(
-    base: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_for_gpus_does_not_start_without_them(base, capsys):
     assert main([*base[:-1], *GPU_RUN]) == 2
     assert "cluster.device=cuda" in capsys.readouterr().err
 
 
-def test_the_light_tokenizer_is_the_models(tmp_path: Path) -> None:
+def test_the_light_tokenizer_is_the_models(tmp_path):
     """Text with accents, markers and other scripts, and chats, as transformers has them."""
     texts = ["1+1?", "é e\u0301 中文 \U0001f600", "<|user|>hi<|assistant|>", " a\n\n b"]
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
@@ -219,7 +187,7 @@ def test_the_light_tokenizer_is_the_models(tmp_path: Path) -> None:
         ) == theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
-def test_chat_templates_are_rendered_as_transformers_does(tmp_path: Path) -> None:
+def test_chat_templates_are_rendered_as_transformers_does(tmp_path):
     """Blocks that strip whitespace, a default of several templates, special tokens, tojson."""
     folder = make_tiny_model(tmp_path / "model")
     template = (
@@ -239,7 +207,7 @@ def test_chat_templates_are_rendered_as_transformers_does(tmp_path: Path) -> Non
     )
 
 
-def test_the_check_imports_neither_torch_nor_transformers(base: list[str]) -> None:
+def test_the_check_imports_neither_torch_nor_transformers(base):
     code = (
         "import sys\nfrom rlmath.cli import main\n"
         f"assert main({base!r}) == 0\n"

@@ -1,10 +1,6 @@
 """An incomplete weight file is found before anything loads it."""
 
-from __future__ import annotations
-
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +13,7 @@ from rlmath.checks.weight_files import (
     tokenizer_misfit,
     weights_misfit,
 )
-from rlmath.errors import WeightsError
 from rlmath.model.spec import model_spec
-from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.pieces import hf_shapes
 
 SMALL_TIED = QWEN_1_5B | {
@@ -34,14 +28,10 @@ SMALL_TIED = QWEN_1_5B | {
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
+def weights(tmp_path):
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(10), "b": torch.ones(3, 4)}, file, metadata={"format": "pt"})
     return file
-
-
-def test_a_whole_file_is_fine(weights: Path) -> None:
-    assert broken_weight_files(weights.parent) == []
 
 
 @pytest.mark.parametrize(
@@ -55,14 +45,14 @@ def test_a_whole_file_is_fine(weights: Path) -> None:
         (lambda b: b[:8] + b"?" + b[9:], "header cannot be read"),
     ],
 )
-def test_what_is_not_whole_is_named(weights: Path, change: object, message: str) -> None:
-    weights.write_bytes(change(weights.read_bytes()))  # type: ignore[operator]
+def test_what_is_not_whole_is_named(weights, change, message):
+    weights.write_bytes(change(weights.read_bytes()))
     (problem,) = broken_weight_files(weights.parent)
     assert problem.startswith("model.safetensors ")
     assert message in problem
 
 
-def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
+def test_weights_of_another_model_or_type_are_named(tmp_path):
     folder = write_model_folder(tmp_path, QWEN_1_5B)
     assert weights_misfit(folder) is None
     # Not the model's, and not read.
@@ -78,7 +68,7 @@ def test_weights_of_another_model_or_type_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [None, 0, 999_999, 2_047_999])
-def test_a_tied_output_layer_that_differs_is_named(tmp_path: Path, changed: int | None) -> None:
+def test_a_tied_output_layer_that_differs_is_named(tmp_path, changed):
     """The first element, one in the middle, and the last."""
     folder = write_model_folder(tmp_path, SMALL_TIED)
     rows, columns = SMALL_TIED["vocab_size"], SMALL_TIED["hidden_size"]
@@ -97,31 +87,12 @@ def test_a_tied_output_layer_that_differs_is_named(tmp_path: Path, changed: int 
         assert said is not None and "tie_word_embeddings to false" in said
 
 
-@pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        ("{", "index.json cannot be read (JSONDecodeError"),
-        ("{}", "index.json cannot be read (KeyError: 'weight_map')"),
-        ('{"weight_map": []}', "index.json cannot be read (AttributeError"),
-        ('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}', "has both model.safetensors"),
-    ],
-)
-def test_an_index_that_is_none_or_of_other_files_is_named(
-    tmp_path: Path, index: str, said: str
-) -> None:
-    folder = write_model_folder(tmp_path, QWEN_1_5B)
-    (folder / "model.safetensors.index.json").write_text(index)
-    assert said in (weights_misfit(folder) or "")
-    with pytest.raises(WeightsError, match=re.escape(said)):
-        HfFolderReader(folder)
-
-
-def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path):
     folder = write_model_folder(tmp_path, SMALL_TIED)
     rows = SMALL_TIED["vocab_size"]
     tokenizer = folder / "tokenizer.json"
 
-    def write(vocabulary: object, added: int) -> None:
+    def write(vocabulary, added):
         content = {
             "model": {"vocab": vocabulary},
             "added_tokens": [{"id": added, "content": "<|tool|>"}],
@@ -138,7 +109,7 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path: Path) -
     assert tokenizer_misfit(folder) is None
 
 
-def test_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_json_that_cannot_be_read_is_named(tmp_path):
     folder = write_model_folder(tmp_path, QWEN_1_5B)
     assert broken_json_files(folder) == []
     (folder / "generation_config.json").write_text("{")

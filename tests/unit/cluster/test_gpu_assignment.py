@@ -1,7 +1,5 @@
 """Which GPU each rank and each engine gets, from the bundles that Ray reserved."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -13,7 +11,7 @@ from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 
 
-def layout(placement: Placement, ranks: int, tp: int, engines: int, engine_tp: int) -> RunLayout:
+def layout(placement, ranks, tp, engines, engine_tp):
     return RunLayout(
         device=Device.cuda,
         placement=placement,
@@ -24,9 +22,9 @@ def layout(placement: Placement, ranks: int, tp: int, engines: int, engine_tp: i
     )
 
 
-def nodes(*gpus: int) -> list[list[Bundle]]:
+def nodes(*gpus):
     """Of each node its GPUs, with bundles numbered across the nodes, as Ray may number them."""
-    of_nodes: list[list[Bundle]] = [[] for _ in gpus]
+    of_nodes = [[] for _ in gpus]
     index = 0
     for gpu in range(max(gpus)):
         for node, count in enumerate(gpus):
@@ -36,11 +34,11 @@ def nodes(*gpus: int) -> list[list[Bundle]]:
     return of_nodes
 
 
-def names(bundles: list[Bundle]) -> list[str]:
+def names(bundles):
     return [f"{bundle.node}.{bundle.gpu}" for bundle in bundles]
 
 
-def test_colocated_an_engine_sits_on_the_gpus_of_the_ranks_at_its_place() -> None:
+def test_colocated_an_engine_sits_on_the_gpus_of_the_ranks_at_its_place():
     ranks, engines, _ = assign(layout(Placement.colocated, 8, 2, 4, 2), nodes(4, 4))
     assert names(ranks) == [f"n{node}.{gpu}" for node in range(2) for gpu in range(4)]
     assert [bundle for of_engine in engines for bundle in of_engine] == ranks
@@ -50,7 +48,7 @@ def test_colocated_an_engine_sits_on_the_gpus_of_the_ranks_at_its_place() -> Non
     ]
 
 
-def test_bundles_are_sorted_by_node_and_by_the_number_of_the_gpu() -> None:
+def test_bundles_are_sorted_by_node_and_by_the_number_of_the_gpu():
     bundles = [Bundle(0, "b", "2"), Bundle(1, "a", "10"), Bundle(2, "b", "0"), Bundle(3, "a", "9")]
     assert [names(of_node) for of_node in in_order(bundles, ["idle", "b", "a"])] == [
         ["b.0", "b.2"],
@@ -60,7 +58,7 @@ def test_bundles_are_sorted_by_node_and_by_the_number_of_the_gpu() -> None:
     assert names(in_order(uuids, ["a"])[0]) == ["a.GPU-b", "a.GPU-f"]
 
 
-def test_separate_no_gpu_is_given_twice_and_the_wider_groups_choose_first() -> None:
+def test_separate_no_gpu_is_given_twice_and_the_wider_groups_choose_first():
     """6 + 6 GPUs hold 2 groups of 4 and 2 of 2 only when the groups of 4 choose first."""
     for tp, engine_tp in ((4, 2), (2, 4)):
         made = layout(Placement.separate, 2 * tp, tp, 2, engine_tp)
@@ -79,9 +77,7 @@ def test_separate_no_gpu_is_given_twice_and_the_wider_groups_choose_first() -> N
         (Placement.separate, (6, 4), 4, 1),
     ],
 )
-def test_a_teacher_has_gpus_that_nobody_else_has(
-    placement: Placement, gpus: tuple[int, ...], ranks: int, engines: int
-) -> None:
+def test_a_teacher_has_gpus_that_nobody_else_has(placement, gpus, ranks, engines):
     made = dataclasses.replace(
         layout(placement, ranks, 2, engines, 2), teacher_engines=1, teacher_tensor_parallel=4
     )
@@ -94,7 +90,7 @@ def test_a_teacher_has_gpus_that_nobody_else_has(
         assign(alone, nodes(*gpus))
 
 
-def test_a_group_on_two_nodes_is_refused_with_the_figures() -> None:
+def test_a_group_on_two_nodes_is_refused_with_the_figures():
     with pytest.raises(UserError) as caught:
         assign(layout(Placement.colocated, 8, 4, 8, 1), nodes(5, 3))
     for part in ("actor.tensor_parallel=4", "2 groups of 4", "5 + 3 GPUs", "1 + 0 = 1"):

@@ -1,7 +1,5 @@
 """The guard kills the groups that it was told of, however the driver ends, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -29,7 +27,7 @@ time.sleep(60)
 """
 
 
-def test_closing_it_ends_the_groups_it_was_told_of() -> None:
+def test_closing_it_ends_the_groups_it_was_told_of():
     guard = Guard()
     told, other = (subprocess.Popen(SLEEP, process_group=0) for _ in range(2))
     guard.watch([told.pid])
@@ -41,7 +39,7 @@ def test_closing_it_ends_the_groups_it_was_told_of() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_outlives_a_driver_to_end_what_that_left(number: signal.Signals) -> None:
+def test_it_outlives_a_driver_to_end_what_that_left(number):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ class Nodes:
         killed: Actors.
     """
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch):
         self.does: dict[str, Callable[[Any], Result]] = {}
         self.started: Counter[str] = Counter()
         self.here: list[Any] = []
@@ -43,8 +43,8 @@ class Nodes:
         self.killed: list[Any] = []
         pool, nodes = grading_nodes.WorkerPool, self
 
-        class Noted(pool):  # type: ignore[valid-type, misc]
-            def submit(self, job: Any) -> Any:
+        class Noted(pool):
+            def submit(self, job):
                 nodes.here.append(job)
                 return super().submit(job)
 
@@ -54,15 +54,15 @@ class Nodes:
         patch.setattr(ray, "kill", self.killed.append)
         patch.setattr(NodeWorkers, "_start", lambda _, node: self.actor(node))
 
-    def actor(self, node: str) -> Any:
+    def actor(self, node):
         self.started[node] += 1
 
-        def workers() -> int:
+        def workers():
             if node in self.gone:
                 raise ray.exceptions.RayActorError
             return 1
 
-        def do(job: Any) -> Callable[[], Result]:
+        def do(job):
             return lambda: self.does[node](job)
 
         return SimpleNamespace(
@@ -71,28 +71,28 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+def nodes(monkeypatch):
     return Nodes(monkeypatch)
 
 
-def right(job: Any) -> Result:
+def right(job):
     return Result({"verdict": job["gold"] == "1", "method": "sympy"}, 0.0)
 
 
-def lost(job: Any) -> Result:
+def lost(job):
     raise ray.exceptions.RayActorError
 
 
-def verdicts(workers: NodeWorkers) -> list[bool]:
+def verdicts(workers):
     futures = [workers.submit(job) for job in JOBS]
     return [future.result(timeout=60).reply["verdict"] for future in futures]
 
 
 @pytest.fixture
-def workers_on() -> Iterator[Callable[..., NodeWorkers]]:
-    made: list[NodeWorkers] = []
+def workers_on():
+    made = []
 
-    def make(*node_ids: str) -> NodeWorkers:
+    def make(*node_ids):
         made.append(NodeWorkers(GradingSettings(timeout_s=20.0, num_workers=1), node_ids, None))
         return made[-1]
 
@@ -105,8 +105,8 @@ def workers_on() -> Iterator[Callable[..., NodeWorkers]]:
 EXPECTED = [job["gold"] == "1" for job in JOBS]
 
 
-def test_an_actor_that_dies_is_made_again(nodes: Nodes, workers_on: Any) -> None:
-    def dies_once(job: Any) -> Result:
+def test_an_actor_that_dies_is_made_again(nodes, workers_on):
+    def dies_once(job):
         nodes.does["a"] = right
         raise ray.exceptions.RayActorError
 
@@ -117,14 +117,12 @@ def test_an_actor_that_dies_is_made_again(nodes: Nodes, workers_on: Any) -> None
     assert workers.done == {"a": len(JOBS)}
 
 
-def odd(job: Any) -> Result:
+def odd(job):
     raise ValueError("cannot be pickled")
 
 
 @pytest.mark.parametrize("fault", [lost, odd])
-def test_the_jobs_of_a_node_that_fails_go_elsewhere(
-    nodes: Nodes, workers_on: Any, fault: Any
-) -> None:
+def test_the_jobs_of_a_node_that_fails_go_elsewhere(nodes, workers_on, fault):
     nodes.does |= {"a": fault, "b": right}
     nodes.gone.add("c")
     workers = workers_on("a", "b", "c")
@@ -135,7 +133,7 @@ def test_the_jobs_of_a_node_that_fails_go_elsewhere(
     assert nodes.started["a"] <= 1 + MAX_RESTARTS
 
 
-def test_a_node_without_workers_takes_no_jobs_from_others(nodes: Nodes, workers_on: Any) -> None:
+def test_a_node_without_workers_takes_no_jobs_from_others(nodes, workers_on):
     """Its processes may end before its actor, or never start. It answers at once, each time."""
     nodes.does |= {"a": lambda job: Result({"error": NO_WORKER}, 0.0), "b": right}
     workers = workers_on("a", "b")
@@ -144,9 +142,7 @@ def test_a_node_without_workers_takes_no_jobs_from_others(nodes: Nodes, workers_
     assert nodes.started["a"] <= 1 + MAX_RESTARTS
 
 
-def test_the_end_comes_once_and_starts_no_ray(
-    nodes: Nodes, workers_on: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_comes_once_and_starts_no_ray(nodes, workers_on, monkeypatch):
     """A session closes them before Ray ends, and the grader, which has them, after it."""
     nodes.does["a"] = right
     workers = workers_on("a")
@@ -158,7 +154,7 @@ def test_the_end_comes_once_and_starts_no_ray(
     assert len(nodes.killed) == 1
 
 
-def test_after_the_last_node_the_driver_grades(nodes: Nodes, workers_on: Any) -> None:
+def test_after_the_last_node_the_driver_grades(nodes, workers_on):
     nodes.does["a"] = lost
     workers = workers_on("a")
     nodes.gone.add("a")

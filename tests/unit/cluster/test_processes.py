@@ -1,14 +1,11 @@
 """A process of the run is known again when the clock was set, and no other is taken for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Any:
+def place(monkeypatch):
     """Of a process that only waits."""
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr("ray.get_runtime_context", lambda: context)
@@ -32,9 +29,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Any:
         process.kill()
 
 
-def test_a_clock_that_was_set_changes_nothing(
-    place: processes.ProcessPlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_was_set_changes_nothing(place, monkeypatch):
     """Unix times of starts move with it, as psutil adds the time of boot."""
     begun, boot = psutil.Process.create_time, psutil.boot_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + 3600)
@@ -43,7 +38,7 @@ def test_a_clock_that_was_set_changes_nothing(
     assert psutil.Process(place.pid).wait(10) == -signal.SIGKILL
 
 
-def test_another_process_with_the_same_id_is_left_alone(place: processes.ProcessPlace) -> None:
+def test_another_process_with_the_same_id_is_left_alone(place):
     earlier = dataclasses.replace(place, started_s=place.started_s - 30)
     processes.send_signal(earlier, signal.SIGKILL)
     processes.end_actors([None], [earlier])
@@ -51,12 +46,10 @@ def test_another_process_with_the_same_id_is_left_alone(place: processes.Process
         psutil.Process(place.pid).wait(0.5)
 
 
-def test_children_on_another_node_are_ended_before_the_actor_that_leads_to_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_children_on_another_node_are_ended_before_the_actor_that_leads_to_them(monkeypatch):
     """Ray's kill ends the actor's process alone; a task that looks for its children afterwards
     finds no process. One task ends all of a node."""
-    events: list[Any] = []
+    events = []
     monkeypatch.setattr(
         "ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
     )
@@ -76,7 +69,7 @@ def test_children_on_another_node_are_ended_before_the_actor_that_leads_to_them(
     assert events == ["a", "b", "c"]
 
 
-def test_a_stopped_child_is_ended_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_child_is_ended_with_its_parent(monkeypatch):
     program = (
         "import subprocess, time\n"
         "child = subprocess.Popen(['sleep', '60'])\n"

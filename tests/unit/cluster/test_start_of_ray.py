@@ -1,9 +1,6 @@
 """Ctrl-C and SIGTERM while Ray starts are acted on afterwards."""
 
-from __future__ import annotations
-
 import signal
-from typing import Any
 
 import pytest
 
@@ -13,15 +10,12 @@ from rlmath.utils.ending_signals import ending_by_exit
 
 
 @pytest.mark.parametrize(
-    ("number", "error"),
-    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)],
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
 )
-def test_a_signal_while_ray_starts_is_not_lost_in_a_fork_hook(
-    number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[str] = []
+def test_a_signal_while_ray_starts_is_not_lost_in_a_fork_hook(number, error, monkeypatch):
+    started = []
 
-    def init(**_: Any) -> None:
+    def init(**_):
         try:
             signal.raise_signal(number)
         except BaseException:
@@ -29,7 +23,7 @@ def test_a_signal_while_ray_starts_is_not_lost_in_a_fork_hook(
         started.append("whole")
 
     monkeypatch.setattr(session.ray, "init", init)
-    guard: Any = object()
+    guard = object()
     with ending_by_exit(), pytest.raises(error):
         session._start_own(ClusterConfig(), guard)
     assert started == ["whole"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from rlmath.algorithms.advantages import sequence_advantages, token_advantages
@@ -15,14 +12,8 @@ from rlmath.config.load import load
 from rlmath.monitor import open_monitor
 from rlmath.monitor.digests import sample_key
 from rlmath.training.algorithm_settings import advantage_settings
-from rlmath.training.digests import (
-    digest_gradient,
-    digest_sequences,
-    digest_start,
-    digest_weights,
-)
+from rlmath.training.digests import digest_gradient, digest_sequences, digest_start, digest_weights
 from rlmath.training.step_batch import StepBatch
-from rlmath.types import Group
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import WeightChanges
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
@@ -39,7 +30,7 @@ class Run:
         copies: Of the weights on further ranks.
     """
 
-    def __init__(self, folder: Path, *overrides: str) -> None:
+    def __init__(self, folder, *overrides):
         self.config = load(
             [
                 *("experiment=quickstart", "runner.token_samples=1", f"runner.run_dir={folder}"),
@@ -50,42 +41,40 @@ class Run:
         self.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i)) for i in range(3)}
         self.copies: list[dict[str, torch.Tensor]] = []
 
-    def weights_changes(self) -> list[WeightChanges]:
+    def weights_changes(self):
         held = (self.weights, *self.copies)
         return [WeightChanges(dict(fingerprints(one.items())), None) for one in held]
 
-    def groups(self, step: int) -> list[Group]:
+    def groups(self, step):
         return [group(f"train.jsonl:{step}{i}", [1.0, -1.0], ["2", "3"], step) for i in range(3)]
 
-    def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
+    def old_log_probs(self, step, tokens):
         return torch.linspace(-1, -step, tokens)
 
-    def of_teacher(self, step: int, tokens: int) -> dict[str, torch.Tensor]:
+    def of_teacher(self, step, tokens):
         return {}
 
-    def gradient(self, step: int) -> list[dict[str, float]]:
+    def gradient(self, step):
         return [{"grad_norm": 0.5 + step, "loss": 0.1}, {"grad_norm": 0.25, "loss": 0.2}]
 
-    def gradients(self, step: int) -> dict[str, int]:
+    def gradients(self, step):
         return {name: (100 * step + place) << 40 for place, name in enumerate(self.weights)}
 
-    def updated(self, step: int) -> None:
+    def updated(self, step):
         for tensor in self.weights.values():
             tensor += 1
 
-    def dropped(self, step: int) -> dict[str, str]:
+    def dropped(self, step):
         return {}
 
-    def trained(self, step: int) -> list[Group]:
+    def trained(self, step):
         return [one for one in self.groups(step) if one.problem.id not in self.dropped(step)]
 
-    def train_on(self, monitor: Any, step: int, groups: list[Group]) -> None:
+    def train_on(self, monitor, step, groups):
         """As the driver and the ranks do it."""
         algorithm = self.config.algorithm
         sequences = sampled_sequences(
-            groups,
-            truncated=algorithm.truncated,
-            mask_duplicates=algorithm.filter.mask_duplicates,
+            groups, truncated=algorithm.truncated, mask_duplicates=algorithm.filter.mask_duplicates
         )
         lengths = sequences.response_lengths
         weights = {"math": self.config.reward.items[0].weight}
@@ -108,7 +97,7 @@ class Run:
         batch = StepBatch(sequences, keys, sequences.takes_part, rewards, step - 1)
         digest_sequences(monitor.digests, batch, found)
 
-    def go(self, first: int = 1, last: int = STEPS, resumed: bool = False) -> Run:
+    def go(self, first=1, last=STEPS, resumed=False):
         """The steps ``first`` to ``last``; as a resume, or as a run that starts over."""
         after = first - 1 if resumed else None
         self.folder.mkdir(exist_ok=True)
@@ -119,9 +108,9 @@ class Run:
                 groups = self.groups(step)
                 monitor.log_samples(step, groups, dropped=self.dropped(step))
                 self.train_on(monitor, step, self.trained(step))
-                digest_start(monitor, self)  # type: ignore[arg-type]
+                digest_start(monitor, self)
                 digest_gradient(monitor.digests, self.gradient(step), self.gradients(step))
                 self.updated(step)
-                digest_weights(monitor, self)  # type: ignore[arg-type]
+                digest_weights(monitor, self)
                 monitor.log_step(step, {})
         return self

@@ -1,7 +1,5 @@
 """Checks that end in every way in which one can end, as the selfcheck's processes import them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess
@@ -9,16 +7,13 @@ import sys
 import time
 from pathlib import Path
 
-from rlmath.commands.selfcheck.node import Node
-from rlmath.commands.selfcheck.record import Record
 
-
-def good(node: Node, record: Record) -> None:
+def good(node, record):
     record.figure("folder", node.folder)
     record.figure("rate", 1234.5678, "tokens/s", limit=">= 1", key=True)
 
 
-def hangs(node: Node, record: Record) -> None:
+def hangs(node, record):
     record.figure("before", 1, key=True)
     # In its own session, as Ray's processes and vLLM's workers are.
     child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -27,7 +22,7 @@ def hangs(node: Node, record: Record) -> None:
         time.sleep(600)
 
 
-def leaves_an_orphan(node: Node, record: Record) -> None:
+def leaves_an_orphan(node, record):
     code = "from subprocess import *; print(Popen(['sleep', '600'], stdout=2, stderr=2).pid)"
     made = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -35,28 +30,28 @@ def leaves_an_orphan(node: Node, record: Record) -> None:
     (Path(node.folder) / "child").write_text(made.stdout)
 
 
-def raises(node: Node, record: Record) -> None:
+def raises(node, record):
     raise ValueError("an unlucky \x1b[31mword")
 
 
-def segfaults(node: Node, record: Record) -> None:
+def segfaults(node, record):
     with record.phase("the kernel"):
         ctypes.string_at(0)
 
 
-def exits(node: Node, record: Record) -> None:
+def exits(node, record):
     os._exit(7)
 
 
-def is_wrong(node: Node, record: Record) -> None:
+def is_wrong(node, record):
     record.fail("3 is more than 2", "Take 2.")
     record.fail("4 is more than 2")
 
 
-def not_here(node: Node, record: Record) -> None:
+def not_here(node, record):
     record.not_applicable("", "there is no GPU")
 
 
-def in_part(node: Node, record: Record) -> None:
+def in_part(node, record):
     record.not_applicable("TP 2", "it needs 2 GPUs, there is 1")
     record.not_applicable("CP 2", "it needs 2 GPUs, there is 1")

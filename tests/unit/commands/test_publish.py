@@ -1,9 +1,6 @@
 """The model card of a run, and what publishing says when it cannot."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from rlmath.training.model_card import model_card, write_card
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     folder = tmp_path / "mine"
     overrides = ["experiment=qwen2.5-1.5b-grpo-megatron", f"runner.run_dir={folder}"]
     overrides += ["data.train_paths=[x/dapo.jsonl,x/gsm8k.jsonl]", "data.train_weights=[3,1]"]
@@ -25,7 +22,7 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_card_has_recipe_data_and_results(run_dir: Path) -> None:
+def test_the_card_has_recipe_data_and_results(run_dir):
     metrics = {"accuracy": 0.3, "accuracy_standard_error": 0.05, "response_length": 812.0}
     metrics |= dict.fromkeys(("pass_at_4", "maj_at_4"), 0.6)
     shares = ("truncated", "no_answer", "bad_gold", "timeout", "error", "ungraded")
@@ -50,7 +47,7 @@ def test_the_card_has_recipe_data_and_results(run_dir: Path) -> None:
     assert "- x/dapo.jsonl" in card
 
 
-def test_a_checkpoints_card_has_its_own_figures(run_dir: Path) -> None:
+def test_a_checkpoints_card_has_its_own_figures(run_dir):
     folder = run_dir / "checkpoints" / "step_000050"
     folder.mkdir(parents=True)
     manifest = {"metrics": {"eval/accuracy": 0.4, "train/loss": 1.0}}
@@ -61,7 +58,7 @@ def test_a_checkpoints_card_has_its_own_figures(run_dir: Path) -> None:
     assert "train/loss" not in card.split("## All settings")[0]
 
 
-def test_a_card_for_every_checkpoint(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_card_for_every_checkpoint(run_dir, capsys):
     every = ["publish", str(run_dir), "me/mine", "--every-checkpoint", "--card-only"]
     assert main(every) == 2
     assert "there is none in" in capsys.readouterr().err
@@ -74,12 +71,7 @@ def test_a_card_for_every_checkpoint(run_dir: Path, capsys: pytest.CaptureFixtur
     assert "each has its own branch" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said(
-    run_dir: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_missing_is_said(run_dir, tmp_path, capsys, monkeypatch):
     assert main(["publish", str(tmp_path), "me/mine"]) == 2
     assert "no config.yaml" in capsys.readouterr().err
     assert main(["publish", str(run_dir), "me/mine", "--card-only"]) == 0
@@ -95,12 +87,10 @@ def test_what_is_missing_is_said(
     assert "give eval.checkpoint" in capsys.readouterr().err
 
 
-def test_adapters_are_published_beside_the_model(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_published_beside_the_model(run_dir, monkeypatch):
     seen = []
 
-    def push(folder: Path, *_: object, **__: object) -> str:
+    def push(folder, *_, **__):
         seen.extend(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
         return "there"
 
@@ -114,9 +104,7 @@ def test_adapters_are_published_beside_the_model(
     assert "hf_adapter/adapter_config.json" in seen and "config.json" in seen
 
 
-def test_a_model_is_published_to_a_new_folder(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_published_to_a_new_folder(run_dir, tmp_path, capsys):
     target = tmp_path / "shared" / "mine"
     assert main(["publish", str(run_dir), str(target)]) == 0
     assert f"published: {target}" in capsys.readouterr().out

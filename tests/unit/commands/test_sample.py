@@ -38,11 +38,7 @@ def sample(
 
 def kept_of(samples, per_problem=4, prompt_key="prompt", response_key="response"):
     return keep_correct(
-        samples,
-        FIELDS,
-        per_problem=per_problem,
-        prompt_key=prompt_key,
-        response_key=response_key,
+        samples, FIELDS, per_problem=per_problem, prompt_key=prompt_key, response_key=response_key
     )
 
 

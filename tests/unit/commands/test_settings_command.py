@@ -1,7 +1,5 @@
 """``rlmath settings``: settings by a word, with type, range, default and meaning; plug-ins' too."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.cli import main
@@ -11,14 +9,12 @@ from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa
 pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def printed(capsys, *words):
     assert main(["settings", *words]) == 0
     return capsys.readouterr().out
 
 
-def test_a_setting_is_printed_with_type_range_default_and_meaning(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_setting_is_printed_with_type_range_default_and_meaning(capsys):
     found = printed(capsys, "kl_coef")
     assert found.startswith("algorithm.kl_coef\n    number, at least 0; default 0.0\n    Coeff")
     both = printed(capsys, "loss_options", "dual")
@@ -28,7 +24,7 @@ def test_a_setting_is_printed_with_type_range_default_and_meaning(
     assert "algorithm.loss_options.threshold  with algorithm.loss=dppo" in one
 
 
-def test_options_of_plugins_are_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_plugins_are_among_them(capsys):
     loss = f"plugins=[{EXAMPLES}/loss.py]"
     found = printed(capsys, "log-ratio, in nats", loss)
     assert found.startswith("algorithm.loss_options.limit  with algorithm.loss=soft_clip\n")
@@ -36,12 +32,12 @@ def test_options_of_plugins_are_among_them(capsys: pytest.CaptureFixture[str]) -
     assert "algorithm.loss_options.limit=" in printed(capsys, "--keys", loss).splitlines()
 
 
-def test_keys_are_all_that_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_all_that_can_be_given(capsys):
     keys = printed(capsys, "--keys").splitlines()
     assert len(keys) == len(set(keys))
     assert {f"{one.key}=" for one in settings() if "[]" not in one.key} <= set(keys)
 
 
-def test_an_unknown_word_is_an_error_with_a_close_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_word_is_an_error_with_a_close_one(capsys):
     assert main(["settings", "kl_coeff"]) == 2
     assert "has kl_coeff in it; did you mean kl_coef?" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.watch import POLL_S, in_progress, lines_after
+from rlmath.commands.watch import POLL_S
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
 from rlmath.monitor.run_folder import RunFolder
@@ -68,13 +68,3 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 11 and said[-1] == "ended or interrupted at step 12 of 14"
     assert main(["watch", str(tmp_path)]) == 2
-
-
-def test_what_a_run_is_at(tmp_path: Path) -> None:
-    make_steps(tmp_path / "run", 1, 3)
-    files = RunFolder(tmp_path / "run")
-    for at, line in enumerate(files.metrics):
-        line["time_s"] = 1000.0 + 20 * at
-    said = in_progress(files, 1100.0)
-    assert said == "step 4 for 1:00; the last steps took 20s each"
-    assert "left 3:40" in next(lines_after(files, 2))

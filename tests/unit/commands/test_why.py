@@ -1,11 +1,7 @@
 """``rlmath why`` shows what a run recorded of a sample."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ from rlmath.commands.why import Address
 from rlmath.monitor.digests import details_path
 from rlmath.monitor.token_files import TracedSample, write_tokens
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
-from rlmath.types import Group
 from tests.unit.commands.made_run import Run
 from tests.unit.commands.report.run_maker import group
 
@@ -25,13 +20,13 @@ SAMPLE = "2/train.jsonl:21/1"
 class Varied(Run):
     """Groups of four samples with other rewards; one, which is cut off, has none."""
 
-    def groups(self, step: int) -> list[Group]:
+    def groups(self, step):
         rewards = [[1.0, -1.0, 3.0, None], [0.5, -1.0, -1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
         texts = [r"so \boxed{2}", r"\boxed{3}", "2", "I give up"]
         return [group(f"train.jsonl:{step}{i}", r, texts, step) for i, r in enumerate(rewards)]
 
 
-def why(folder: Path, sample: str, capsys: Any, *more: str, code: int = 0) -> str:
+def why(folder, sample, capsys, *more, code=0):
     capsys.readouterr()
     assert main(["why", str(folder), sample, *more]) == code
     found = capsys.readouterr()
@@ -39,11 +34,11 @@ def why(folder: Path, sample: str, capsys: Any, *more: str, code: int = 0) -> st
 
 
 class Distilled(Varied):
-    def of_teacher(self, step: int, tokens: int) -> dict[str, Any]:
+    def of_teacher(self, step, tokens):
         return {"teacher_log_probs": self.old_log_probs(step, tokens) - 0.5}
 
 
-def test_what_the_update_recorded_is_shown(tmp_path: Path, capsys: Any) -> None:
+def test_what_the_update_recorded_is_shown(tmp_path, capsys):
     """Also of a sample that another advantage would be computed for now: nothing is."""
     run = Distilled(tmp_path / "run", "algorithm.distill_coef=2", "teacher.path=t").go(last=2)
     file = details_path(run.folder, 2)
@@ -63,7 +58,7 @@ def test_what_the_update_recorded_is_shown(tmp_path: Path, capsys: Any) -> None:
     assert "the step's file with digests is gone" in why(run.folder, SAMPLE, capsys)
 
 
-def test_tokens_that_were_traced_are_shown(tmp_path: Path, capsys: Any) -> None:
+def test_tokens_that_were_traced_are_shown(tmp_path, capsys):
     run = Varied(tmp_path / "run").go(last=2)
     names = ("token_ids", "engine_log_probs", "log_probs", "entropy", "advantages", "pulls")
     values = {name: np.linspace(-1, 1, 12, dtype=np.float32) for name in names}
@@ -82,7 +77,7 @@ def test_tokens_that_were_traced_are_shown(tmp_path: Path, capsys: Any) -> None:
     assert "more" not in why(run.folder, SAMPLE, capsys, "--whole").partition("Update")[2]
 
 
-def test_rewards_and_group(tmp_path: Path, capsys: Any) -> None:
+def test_rewards_and_group(tmp_path, capsys):
     weighted = "reward.items=[{name: math, weight: 2}]"
     text = why(Varied(tmp_path / "run", weighted).go(last=2).folder, SAMPLE, capsys)
     assert re.search(r"→ +1  reward +-1  wrong", text)
@@ -92,19 +87,19 @@ def test_rewards_and_group(tmp_path: Path, capsys: Any) -> None:
     assert "total: none" in unscored and "math: could not score it" in unscored
 
 
-def test_seed_engine_weights_and_end(tmp_path: Path, capsys: Any) -> None:
+def test_seed_engine_weights_and_end(tmp_path, capsys):
     text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
     assert f"seed {2**60 + 3}, engine " in text
     assert "weights version 1 (those after step 1)" in text
     assert "finish reason length: it was cut off at the limit" in text
 
 
-def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: Any) -> None:
+def test_a_dropped_group_and_one_that_is_carried_over(tmp_path, capsys):
     class Filtered(Varied):
-        def dropped(self, step: int) -> dict[str, str]:
+        def dropped(self, step):
             return {f"train.jsonl:{step}2": "equal_rewards"}
 
-        def trained(self, step: int) -> list[Group]:
+        def trained(self, step):
             kept = super().trained(step)
             return kept[:1] if step == 1 else [*super().trained(step - 1)[1:], *kept]
 
@@ -112,7 +107,7 @@ def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: An
     assert "the group: equal_rewards" in why(run.folder, "1/train.jsonl:12/0", capsys)
     ledger = Ledger(run.folder / LEDGER_FILE)
 
-    def event(kind: Event, *groups: int, **more: Any) -> list[dict[str, Any]]:
+    def event(kind, *groups, **more):
         return [{"event": kind, "group": group, **more} for group in groups]
 
     rows = [json.loads(line) for line in (run.folder / "samples/step_000001.jsonl").open()]
@@ -133,9 +128,9 @@ def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: An
     assert "the advantages: sum" in carried
 
 
-def test_long_texts_are_cut(tmp_path: Path, capsys: Any) -> None:
+def test_long_texts_are_cut(tmp_path, capsys):
     class Long(Varied):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             return [group("train.jsonl:9", [1.0, -1.0], ["x" * 5000, "\x1b[2J2"], step)]
 
     run = Long(tmp_path / "run").go(last=1)
@@ -154,12 +149,12 @@ def test_long_texts_are_cut(tmp_path: Path, capsys: Any) -> None:
         ("nothing", "STEP/PROBLEM/INDEX"),
     ],
 )
-def test_a_sample_that_is_not_there(sample: str, says: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_sample_that_is_not_there(sample, says, tmp_path, capsys):
     run = Varied(tmp_path / "run").go(last=2)
     assert says in why(run.folder, sample, capsys, code=2)
 
 
-def test_a_sample_of_several_versions(tmp_path: Path, capsys: Any) -> None:
+def test_a_sample_of_several_versions(tmp_path, capsys):
     run = Varied(tmp_path / "run").go(last=2)
     file = run.folder / "samples" / "step_000002.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -170,5 +165,5 @@ def test_a_sample_of_several_versions(tmp_path: Path, capsys: Any) -> None:
     assert "2 versions of the weights: 0 from token 0, 1 from token 2" in text
 
 
-def test_a_problems_id_may_hold_slashes() -> None:
+def test_a_problems_id_may_hold_slashes():
     assert Address.parse("3/data/a.jsonl:4#2/0") == Address(3, "data/a.jsonl:4#2", 0)

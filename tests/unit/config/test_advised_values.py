@@ -1,7 +1,5 @@
 """A setting that a page or a message advises has the value that is advised."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "rlmath").r
 ADVICE = re.compile(r"(?<![\w.])([a-z_]+(?:\.[a-z_0-9]+)+)=([A-Za-z_0-9]+)")
 
 
-def wrong_advice(text: str) -> list[str]:
+def wrong_advice(text):
     wrong = []
     for key, value in ADVICE.findall(text):
         setting = by_key().get(key)
@@ -27,13 +25,13 @@ def wrong_advice(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["README.md", "docs", "rlmath"])
-def test_values_of_choices_exist(folder: str) -> None:
+def test_values_of_choices_exist(folder):
     files = [file for file in FILES if file.relative_to(ROOT).parts[0] == folder]
     found = {str(file.relative_to(ROOT)): wrong_advice(file.read_text("utf-8")) for file in files}
     assert files
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
-def test_a_value_that_does_not_exist_is_found() -> None:
+def test_a_value_that_does_not_exist_is_found():
     assert wrong_advice("set reward.on_error=skip, or `data.malformed_rows=stop`.") == []
     assert wrong_advice("`reward.on_error=none`") == ["reward.on_error=none: one of stop, skip"]

@@ -1,7 +1,5 @@
 """What the settings choose among is known without importing torch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -20,14 +18,14 @@ print(code, [name for name in ("torch", "vllm", "megatron", "ray") if name in sy
 
 
 @pytest.mark.process
-def test_a_wrong_name_is_reported_without_importing_torch() -> None:
+def test_a_wrong_name_is_reported_without_importing_torch():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "2 []"
     assert "algorithm.loss=x" in done.stderr and "ppo_clip" in done.stderr
     assert "algorithm.advantage=y" in done.stderr and "grpo" in done.stderr
 
 
-def test_aggregations_of_losses_are_aggregations() -> None:
+def test_aggregations_of_losses_are_aggregations():
     # Losses whose papers take a mean over sequences.
     of_means = LOSSES.having(lambda one: one.aggregations)
     assert of_means == ["gmpo", "gspo", "gspo_token", "sapo"]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.losses.base import policy_loss
@@ -28,11 +24,11 @@ from toolkits.pages.settings import settings_page
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 
 
-def options(*overrides: str, config_dir: Path | None = None) -> dict[str, Any]:
+def options(*overrides, config_dir=None):
     return load([*GIVEN, *overrides], config_dir).algorithm.loss_options
 
 
-def refusal(*overrides: str) -> str:
+def refusal(*overrides):
     with pytest.raises(ConfigError) as caught:
         load([*GIVEN, *overrides])
     return str(caught.value)
@@ -44,16 +40,16 @@ class ScaledOptions(Options):
 
 
 @pytest.fixture
-def new_loss() -> Iterator[None]:
+def new_loss():
     @policy_loss("scaled", ScaledOptions)
-    def scaled(inputs: LossInputs, given: ScaledOptions) -> tuple[Tensor, dict[str, Tensor]]:
+    def scaled(inputs, given):
         return -given.scale * inputs.token_advantages() * inputs.zero_masked(inputs.log_probs), {}
 
     yield
     LOSSES.remove("scaled")
 
 
-def test_a_new_loss_brings_its_option_to_settings_page_and_call(new_loss: None) -> None:
+def test_a_new_loss_brings_its_option_to_settings_page_and_call(new_loss):
     assert options("algorithm.loss=scaled") == {"scale": 2.0}
     overrides = [*GIVEN, "algorithm.loss=scaled", "algorithm.loss_options.scale=3"]
     objective = plan_step(load(overrides), 1).objective
@@ -76,7 +72,7 @@ def test_a_new_loss_brings_its_option_to_settings_page_and_call(new_loss: None) 
     )
 
 
-def test_options_are_complete_and_typed() -> None:
+def test_options_are_complete_and_typed():
     assert options() == {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
     assert options("algorithm.loss=dppo", "algorithm.loss_options.divergence=kl") == {
         "divergence": "kl",
@@ -102,10 +98,7 @@ def test_options_are_complete_and_typed() -> None:
         ),
         (["algorithm.filter.keep=mean_range"], ["filter.options", "has no range"]),
         (
-            [
-                "algorithm.filter.keep=mean_range",
-                "algorithm.filter.options={low: 1, high: 0}",
-            ],
+            ["algorithm.filter.keep=mean_range", "algorithm.filter.options={low: 1, high: 0}"],
             ["low=1: is above high=0"],
         ),
         (["algorithm.filter.options.low=1"], ["keep=all has no such option"]),
@@ -114,13 +107,13 @@ def test_options_are_complete_and_typed() -> None:
         (["algorithm.loss_options.dual_clip=1.1"], ["dual_clip = 1.1", "1 + clip_high = 1.2"]),
     ],
 )
-def test_an_option_that_cannot_be_is_an_error(overrides: list[str], expected: list[str]) -> None:
+def test_an_option_that_cannot_be_is_an_error(overrides, expected):
     message = refusal(*overrides)
     for part in expected:
         assert part in message
 
 
-def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path: Path) -> None:
+def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(
         "# @package _global_\nalgorithm:\n  loss: cispo\n  loss_options: {clip_high: 4.0}\n"
@@ -137,12 +130,12 @@ def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path: Pat
 
 
 @pytest.mark.parametrize("key", REMOVED)
-def test_a_removed_setting_is_an_error_that_says_what_to_use(key: str) -> None:
+def test_a_removed_setting_is_an_error_that_says_what_to_use(key):
     assert key not in by_key()
     assert f"there is no setting {key}: it was removed; use " in refusal(f"{key}=1")
 
 
-def test_a_removed_value_is_an_error_that_says_what_to_use() -> None:
+def test_a_removed_value_is_an_error_that_says_what_to_use():
     for key, values in REMOVED_VALUES.items():
         for value in values:
             assert value not in by_key()[key].choices
@@ -150,11 +143,11 @@ def test_a_removed_value_is_an_error_that_says_what_to_use() -> None:
             assert f"{key}={value}: {value} was removed; use " in message
 
 
-def test_replacements_of_removed_settings_exist() -> None:
+def test_replacements_of_removed_settings_exist():
     texts = [*REMOVED.values(), *(text for one in REMOVED_VALUES.values() for text in one.values())]
     for named in re.findall(r"\b(?:[a-z_]+\.)+[a-z_]+", " ".join(texts)):
         assert named in by_key(), named
 
 
-def test_a_misspelled_setting_is_an_error_that_names_the_close_one() -> None:
+def test_a_misspelled_setting_is_an_error_that_names_the_close_one():
     assert "did you mean algorithm.kl_coef" in refusal("algorithm.kl_coeff=0.1")

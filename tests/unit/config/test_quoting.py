@@ -1,7 +1,5 @@
 """Paths as overrides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +15,7 @@ NAMES += ["a[b]", "ä", "a%b", "~a", "@a", "a+b", "-a", "<a>", "a  b", "a\\b", '
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_path_is_read_back(name: str) -> None:
+def test_a_path_is_read_back(name):
     path = Path("/models", name)
     config = load(
         [
@@ -48,12 +46,12 @@ TEXTS += ["{prompt} in \\boxed{}.", "\\\\", '\\"', "a, b=[c] # d", "解: {prompt
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_is_read_back(text: str) -> None:
+def test_a_text_is_read_back(text):
     config = load(["model.path=m", "runner.run_dir=r", override("data.prompt_key", text)])
     assert config.data.prompt_key == text
 
 
-def test_other_values_are_read_back() -> None:
+def test_other_values_are_read_back():
     values = {
         "data.system_prompt": None,
         "data.apply_chat_template": True,
@@ -68,5 +66,5 @@ def test_other_values_are_read_back() -> None:
     assert {key: OmegaConf.select(config, key) for key in values} == values
 
 
-def test_a_path_that_needs_no_quotes_has_none() -> None:
+def test_a_path_that_needs_no_quotes_has_none():
     assert path_override("model.path", "/a-b/c_1.d/e f") == "model.path=/a-b/c_1.d/e f"

@@ -1,27 +1,22 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.checks.layout import nearest, one_of
-from rlmath.config.arithmetic import Batch, RunLayout, batch_of, describe, resolve_layout
+from rlmath.config.arithmetic import Batch, batch_of, describe, resolve_layout
 from rlmath.config.load import load
-from rlmath.config.schema import Config, Device
+from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 
 
-def settings_with(*overrides: str) -> Config:
+def settings_with(*overrides):
     return load(["model.path=m", "runner.run_dir=r", *overrides])
 
 
-def layout_of(device: Device, *overrides: str) -> RunLayout:
+def layout_of(device, *overrides):
     return resolve_layout(settings_with(*overrides), device)
 
 
-def test_cpu_has_one_copy_and_one_engine_unless_told() -> None:
+def test_cpu_has_one_copy_and_one_engine_unless_told():
     layout = layout_of(Device.cpu, "actor.tensor_parallel=2", "actor.pipeline_parallel=2")
     assert (layout.actor.data_parallel, layout.engines, layout.accelerators) == (1, 1, 0)
     assert layout.actor.world_size == 4
@@ -29,7 +24,7 @@ def test_cpu_has_one_copy_and_one_engine_unless_told() -> None:
     assert (layout.actor.world_size, layout.engine_ranks) == (3, 2)
 
 
-def test_colocated_actor_and_engines_each_take_all_gpus() -> None:
+def test_colocated_actor_and_engines_each_take_all_gpus():
     layout = layout_of(
         Device.cuda, "cluster=gpu16x8", "actor.tensor_parallel=4", "rollout.tensor_parallel=2"
     )
@@ -39,7 +34,7 @@ def test_colocated_actor_and_engines_each_take_all_gpus() -> None:
 @pytest.mark.parametrize(
     "given_overrides", [("rollout.engines=4",), ("actor.data_parallel=2",)], ids=str
 )
-def test_separate_gpus_are_divided_by_what_is_given(given_overrides: tuple[str, ...]) -> None:
+def test_separate_gpus_are_divided_by_what_is_given(given_overrides):
     layout = layout_of(
         Device.cuda,
         "cluster=gpu8",
@@ -66,14 +61,14 @@ def test_separate_gpus_are_divided_by_what_is_given(given_overrides: tuple[str, 
         (["cluster.placement=separate", "rollout.engines=8"], ["0 of 1 nodes x 8 GPUs"]),
     ],
 )
-def test_gpus_that_do_not_suffice_are_refused(overrides: list[str], expected: list[str]) -> None:
+def test_gpus_that_do_not_suffice_are_refused(overrides, expected):
     with pytest.raises(ConfigError) as caught:
         layout_of(Device.cuda, "cluster=gpu8", *overrides)
     for part in expected:
         assert part in str(caught.value)
 
 
-def batch_with(**changed: Any) -> Batch:
+def batch_with(**changed):
     sizes = {
         "prompts": 32,
         "samples": 8,
@@ -86,7 +81,7 @@ def batch_with(**changed: Any) -> Batch:
     return Batch(**(sizes | changed))
 
 
-def test_batch_by_hand() -> None:
+def test_batch_by_hand():
     batch = batch_with()
     assert batch.sequences == 256
     assert batch.sequences_per_minibatch == 128
@@ -100,19 +95,18 @@ def test_batch_by_hand() -> None:
     assert not batch_with(data_parallel=3).divides()
 
 
-def test_a_sequence_over_the_budget_has_a_microbatch_of_its_own() -> None:
+def test_a_sequence_over_the_budget_has_a_microbatch_of_its_own():
     batch = batch_with(max_tokens_per_microbatch=100)
     assert batch.longest_sequences_per_microbatch == 1
     assert batch.microbatches_of_longest == batch.sequences_per_rank
 
 
 @given(
-    lengths=st.lists(st.integers(1, 128), min_size=64, max_size=64),
-    budget=st.integers(100, 1000),
+    lengths=st.lists(st.integers(1, 128), min_size=64, max_size=64), budget=st.integers(100, 1000)
 )
-def test_the_number_of_microbatches_is_an_upper_bound(lengths: list[int], budget: int) -> None:
+def test_the_number_of_microbatches_is_an_upper_bound(lengths, budget):
     """First-fit packing of any lengths needs no more than the all-longest case."""
-    bins: list[int] = []
+    bins = []
     for length in lengths:
         place = next((i for i, used in enumerate(bins) if used + length <= budget), None)
         if place is None:
@@ -122,7 +116,7 @@ def test_the_number_of_microbatches_is_an_upper_bound(lengths: list[int], budget
     assert len(bins) <= batch_with(max_tokens_per_microbatch=budget).microbatches_of_longest
 
 
-def test_description_shows_the_sums() -> None:
+def test_description_shows_the_sums():
     config = settings_with(
         "experiment=quickstart", "actor.data_parallel=2", "rollout.engines=2", "runner.steps=60"
     )
@@ -136,15 +130,3 @@ def test_description_shows_the_sums() -> None:
     assert "4 ranks on CPU: tensor 2 x pipeline 1 x data 2" in text
     assert "2 x tensor 1, 128 sequences each" in text
     assert "60 steps = 120 optimizer steps, 15,360 sequences" in text
-
-
-@given(value=st.integers(1, 300), divisor=st.integers(1, 40))
-def test_nearest_finds_the_neighbors(value: int, divisor: int) -> None:
-    found = nearest(value, lambda n: n % divisor == 0)
-    below = (value - 1) // divisor * divisor
-    above = (value // divisor + 1) * divisor
-    assert found == ([below] if below else []) + [above]
-
-
-def test_lists_read_well() -> None:
-    assert [one_of([4]), one_of([3, 4]), one_of([1, 2, 4])] == ["4", "3 or 4", "1, 2 or 4"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from rlmath.model.tiny_tokenizer import CHAT_TEMPLATE, build_tokenizer
 
@@ -14,12 +14,12 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer():
     return build_tokenizer(2048)
 
 
 @pytest.fixture(scope="session")
-def bos_tokenizer() -> PreTrainedTokenizerBase:
+def bos_tokenizer():
     """Puts ``<|system|>`` first and ``<|endoftext|>`` last, as Llama and T5 do with theirs."""
     plain = build_tokenizer(2048)
     backend = plain.backend_tokenizer
@@ -54,7 +54,7 @@ def write_jsonl(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
+def real_data():
     """The folder of real problems; see docs/data.md."""
     folder = Path(os.environ.get("RLMATH_DATA_DIR", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from rlmath.data.answers import accepted_answers
 from rlmath.data.files import MalformedRowError
-from rlmath.grading import grade
 
 
 @pytest.mark.parametrize(
@@ -84,18 +83,8 @@ def test_boxing_and_unboxing_gives_the_content_back(content):
     assert accepted_answers(f"\\boxed{{{content}}}") == (content.strip(),)
 
 
-@given(st.integers(-(10**15), 10**15))
-def test_thousands_commas_leave_the_number_as_it_is(number):
-    assert accepted_answers(f"therefore\n#### {number:,}") == (str(number),)
-
-
 @given(st.integers(1, 10**15 - 1), st.integers(0, 290))
 def test_a_float_is_the_number_that_its_file_says(digits, exponent):
     """JSON and parquet hold 6.02e23; a double near it is another integer from 2**53 on."""
     (answer,) = accepted_answers(json.loads(f"{digits}e{exponent}"))
     assert int(answer) == digits * 10**exponent
-
-
-def test_a_response_with_the_number_of_the_file_is_right():
-    (gold,) = accepted_answers(json.loads('{"answer": 6.02e23}')["answer"])
-    assert grade(r"\boxed{6.02\times 10^{23}}", gold).correct

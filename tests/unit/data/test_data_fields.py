@@ -37,9 +37,7 @@ def test_hints_look_one_level_down(setting, key, meant):
 @pytest.mark.parametrize("prompt_key", ["prompt", "extra_info.question"])
 def test_published_nested_rows_load(write_jsonl, tokenizer, prompt_key):
     settings = DataConfig(
-        prompt_key=prompt_key,
-        answer_key="reward_model.ground_truth",
-        apply_chat_template=True,
+        prompt_key=prompt_key, answer_key="reward_model.ground_truth", apply_chat_template=True
     )
     ((problem,), _) = load_problems([write_jsonl([VERL])], settings, tokenizer)
     assert problem.answers == ("85",) and problem.columns["data_source"] == "math_dapo"
@@ -54,11 +52,7 @@ def test_an_answer_with_fields_is_refused_with_their_names(write_jsonl, tokenize
 
 @pytest.mark.parametrize(
     "media",
-    [
-        {"images": ["a.png"]},
-        {"picture": {"bytes": "iVBO", "path": None}},
-        {"image": "a.png"},
-    ],
+    [{"images": ["a.png"]}, {"picture": {"bytes": "iVBO", "path": None}}, {"image": "a.png"}],
 )
 def test_image_columns_are_refused(write_jsonl, tokenizer, media):
     row = {"prompt": "1+1", "solutions": ["2"]}

@@ -117,31 +117,6 @@ def test_a_broken_file_is_refused_by_name(tmp_path, name, content, message):
     assert str(tmp_path / name) in str(caught.value)
 
 
-def test_missing_files_folders_and_repetitions_are_refused(tmp_path):
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="there is no such file"):
-        list(read_rows([tmp_path / "b.jsonl"]))
-    with pytest.raises(UserError, match="is a folder"):
-        list(read_rows([tmp_path]))
-    with pytest.raises(UserError, match="given twice"):
-        list(read_rows([tmp_path / "a.jsonl", tmp_path / "." / "a.jsonl"]))
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("trian.jsonl", r"there is no such file; did you mean .*/train.jsonl\?$"),
-        ("other.parquet", "there is no such file$"),
-        ("dta/train.jsonl", "there is no such file, nor the folder .*/dta$"),
-        (".", r"is a folder; give the files in it: \[.*/train.jsonl\]$"),
-    ],
-)
-def test_a_path_that_is_no_file(tmp_path, name, said):
-    (tmp_path / "train.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=said):
-        list(read_rows([tmp_path / name]))
-
-
 def test_csv_rows_are_read_as_texts(tmp_path):
     path = tmp_path / "a.csv"
     with path.open("w", newline="") as file:

@@ -1,10 +1,8 @@
 import pytest
 
-from rlmath.config.schema import DataConfig, MalformedRow, OverlongPrompt
+from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data import load_examples, load_problems
 from rlmath.errors import UserError
-
-SKIP = {"malformed_rows": MalformedRow.skip}
 
 
 def row(prompt="1+1?", answer="\\boxed{2}", **others):
@@ -26,24 +24,6 @@ def test_the_default_form_needs_no_settings(write_jsonl, tokenizer):
         "tags": ["sum"],
     }, "the whole row: a reward written for TRL takes its answer from there"
     assert (report.rows, report.kept, report.longest_prompt_tokens) == (1, 1, 6)
-
-
-def test_overlong_prompts_are_left_out_and_counted(write_jsonl, tokenizer):
-    path = write_jsonl([row("x" * length) for length in (3, 9, 10, 11, 40)])
-    problems, report = load_problems([path], DataConfig(max_prompt_tokens=10), tokenizer)
-    assert [len(problem.prompt_token_ids) for problem in problems] == [3, 9, 10]
-    assert (report.rows, report.kept, report.filtered) == (5, 3, 2)
-    assert "2 dropped with more than 10 tokens" in report.describe(10)
-
-
-def test_overlong_prompts_can_stop_the_run_with_the_numbers(write_jsonl, tokenizer):
-    path = write_jsonl([row("x" * length) for length in (3, 40, 11)])
-    settings = DataConfig(max_prompt_tokens=10, overlong_prompts=OverlongPrompt.stop)
-    message = r"=10: 2 of 3 prompts are longer, the longest \(rows.jsonl:2\) has 40 tokens"
-    with pytest.raises(UserError, match=message):
-        load_problems([path], settings, tokenizer)
-    with pytest.raises(UserError, match="3 of 3 prompts are longer"):
-        load_problems([path], DataConfig(max_prompt_tokens=2), tokenizer)
 
 
 MALFORMED = [
@@ -68,24 +48,6 @@ def test_a_malformed_row_stops_with_file_line_and_field(write_jsonl, tokenizer, 
     with pytest.raises(UserError, match=f"^rows.jsonl:2: .*{message}") as caught:
         load_problems([path], DataConfig(), tokenizer)
     assert "data.malformed_rows=skip" in str(caught.value)
-
-
-def test_malformed_rows_can_be_skipped_and_counted(write_jsonl, tokenizer):
-    path = write_jsonl([row(), *(bad for bad, _ in MALFORMED), *["{"] * 5, row("2?")])
-    problems, report = load_problems([path], DataConfig(**SKIP), tokenizer)
-    assert [problem.id for problem in problems] == ["rows.jsonl:1", "rows.jsonl:16"]
-    assert (report.rows, report.kept, report.skipped) == (16, 2, 14)
-    assert len(report.skipped_rows) == 10
-    assert report.skipped_rows[0].startswith("rows.jsonl:2: not a JSON object")
-
-
-def test_nothing_left_is_an_error(write_jsonl, tokenizer):
-    path = write_jsonl(["{", "["])
-    with pytest.raises(UserError, match=r"all 2 rows are malformed, such as rows.jsonl:1"):
-        load_problems([path], DataConfig(**SKIP), tokenizer)
-    path.write_text("\n")
-    with pytest.raises(UserError, match="it has no rows"):
-        load_problems([path], DataConfig(), tokenizer)
 
 
 def test_duplicates_are_kept_and_counted(write_jsonl, tokenizer):
@@ -127,10 +89,7 @@ def test_text_prompts_begin_as_the_tokenizer_wants_and_chats_as_the_template_doe
 
 def test_examples_end_with_one_end_of_sequence_token(write_jsonl, tokenizer):
     path = write_jsonl(
-        [
-            {"prompt": "1+1?", "response": "2"},
-            {"prompt": "1+2?", "response": "3<|endoftext|>"},
-        ]
+        [{"prompt": "1+1?", "response": "2"}, {"prompt": "1+2?", "response": "3<|endoftext|>"}]
     )
     examples, report = load_examples([path], DataConfig(), "response", tokenizer)
     end = tokenizer.eos_token_id

@@ -13,20 +13,10 @@ def render(value, tokenizer, **settings):
     return PromptRenderer(DataConfig(**settings), tokenizer).render(value, {})
 
 
-def test_text_stays_as_it_is(tokenizer):
-    text = "<|user|>What is {1} \\boxed{}?<|assistant|>"
-    assert render(text, tokenizer) == text
-
-
 def test_a_template_may_have_braces_of_its_own(tokenizer):
     template = "{prompt} Put the answer in \\boxed{}. {prompt_again}"
     expected = "1+{prompt}? Put the answer in \\boxed{}. {prompt_again}"
     assert render("1+{prompt}?", tokenizer, prompt_template=template) == expected
-
-
-def test_text_becomes_one_user_message(tokenizer):
-    text = render("1+1?", tokenizer, apply_chat_template=True, system_prompt="Think.")
-    assert text == "<|system|>Think.<|user|>1+1?<|assistant|>"
 
 
 def test_a_chat_is_rendered_and_its_question_put_in_the_template(tokenizer):
@@ -80,13 +70,6 @@ def test_what_a_chat_template_refuses_is_malformed(bos_tokenizer):
         bos_tokenizer.chat_template = template
 
 
-def test_settings_that_contradict_each_other_are_refused(tokenizer):
-    with pytest.raises(UserError, match=r"data\.system_prompt"):
-        render("x", tokenizer, system_prompt="Think.")
-    with pytest.raises(UserError, match=r"there is no {prompt} in it"):
-        render("x", tokenizer, prompt_template="Solve it.")
-
-
 def test_first_tokens_are_added_once_and_last_ones_never(bos_tokenizer):
     bos, eos = bos_tokenizer.bos_token_id, bos_tokenizer.eos_token_id
     assert bos_tokenizer("12").input_ids == [bos, 16, 17, eos]
@@ -104,15 +87,6 @@ def test_a_chat_template_is_the_only_one_to_write_first_tokens(bos_tokenizer):
         CHAT[1:], add_generation_prompt=True, return_dict=False
     )
     assert tokens.count(bos_tokenizer.bos_token_id) == 1
-
-
-def test_a_tokenizer_without_first_tokens_adds_none(tokenizer):
-    encoder = Encoder(tokenizer)
-    assert encoder.first_tokens == ()
-    texts = [f"{n}é" for n in range(20000)]
-    encoded = encoder.encode(texts, add_first_tokens=True)
-    assert len(encoded) == len(texts)
-    assert all(tokenizer.decode(encoded[n]) == texts[n] for n in (0, 8191, 8192, 19999))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """Prompts that hold their answers."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -15,13 +13,13 @@ EXERCISES = random.Random(1).sample(all_exercises(), 400)
 ANSWERS = [[f"\\boxed{{{one.result}}}"] for one in EXERCISES]
 
 
-def test_healthy_problems_pass() -> None:
+def test_healthy_problems_pass():
     found = shares([one.prompt for one in EXERCISES], ANSWERS)
     assert abs(found.own - found.others) < 0.03
     check(found, 400, 0.2, ["train.jsonl"])
 
 
-def test_leaked_answers_are_refused_and_named() -> None:
+def test_leaked_answers_are_refused_and_named():
     prompts = [
         f"{one.prompt} Hint: {one.result}." if at % 2 else one.prompt
         for at, one in enumerate(EXERCISES)
@@ -34,21 +32,21 @@ def test_leaked_answers_are_refused_and_named() -> None:
     check(found, 8, 0.2, ["train.jsonl"])
 
 
-def test_letters_of_all_options_are_no_leak() -> None:
+def test_letters_of_all_options_are_no_leak():
     prompts = ["Which? A) 1 B) 2 C) 3 D) 4"] * 40
     found = shares(prompts, [["ABCD"[at % 4]] for at in range(40)])
     assert found.own == found.others == 1.0
     check(found, 40, 0.2, [])
 
 
-def test_parts_of_words_and_numbers_do_not_count() -> None:
+def test_parts_of_words_and_numbers_do_not_count():
     for prompt in ("What is 142 + 3?", "x42", "42.5 apples", "0.42", "42nd"):
         assert shares([prompt], [["42"]]).own == 0, prompt
     for prompt in ("It is 42.", "=42", "\\boxed{42}", "(42)"):
         assert shares([prompt], [["42"]]).own == 1, prompt
 
 
-def test_of_many_problems_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_problems_some_are_looked_at(monkeypatch):
     """The first that is named is the one in the data."""
     monkeypatch.setattr(leaks, "MOST_PROBLEMS", 10)
     prompts = ["nothing"] * 50 + [f"the answer is {i}" for i in range(50, 100)]

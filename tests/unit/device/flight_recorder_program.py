@@ -1,8 +1,6 @@
 """Writes records of two ranks as torch's flight recorder does: real ones of a gloo group of one
 rank, in which the group is said to be of two and rank 1 has not entered the last collective."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,9 +1,6 @@
 """Batch-invariant kernels are enabled with what they need, or not at all."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -28,12 +25,12 @@ class Flash:
 
 
 @pytest.fixture
-def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+def enabled(monkeypatch):
     """Calls of Megatron's switch; its kernels are Triton's, which needs a GPU."""
-    calls: list[bool] = []
+    calls = []
     kernels, utils = ModuleType(KERNELS), ModuleType(UTILS)
-    kernels.enable_batch_invariant_mode = lambda: calls.append(True)  # type: ignore[attr-defined]
-    utils.FlashAttentionUtils = Flash  # type: ignore[attr-defined]
+    kernels.enable_batch_invariant_mode = lambda: calls.append(True)
+    utils.FlashAttentionUtils = Flash
     monkeypatch.setitem(sys.modules, KERNELS, kernels)
     parts = UTILS.split(".")
     for end in range(1, len(parts)):
@@ -50,30 +47,28 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     deterministic.fill_uninitialized_memory = before[1]
 
 
-def test_without_flash_attention_nothing_is_enabled(enabled: list[bool]) -> None:
+def test_without_flash_attention_nothing_is_enabled(enabled):
     with pytest.raises(UserError, match=r"precision\.batch_invariant.*2\.1\.1 to 2\.8\.3"):
         enable_batch_invariance()
     assert not enabled and not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("version", ["is_installed", "v3_is_installed"])
-def test_kernels_and_a_deterministic_backward_pass(
-    enabled: list[bool], monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_kernels_and_a_deterministic_backward_pass(enabled, monkeypatch, version):
     monkeypatch.setattr(Flash, version, True)
     enable_batch_invariance()
     assert enabled == [True] and torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
-def test_megatrons_own_layers_are_refused() -> None:
+def test_megatrons_own_layers_are_refused():
     spec = model_spec(tiny_config())
     settings = ModelSettings(torch.bfloat16, precision=Precision(batch_invariant=True))
     with pytest.raises(UserError, match=r"precision\.batch_invariant"):
         transformer_config(spec, Layout(1, 1, 1), CPU, settings, 128)
 
 
-def test_what_megatron_is_told() -> None:
+def test_what_megatron_is_told():
     """Its mode, the one attention backend that it allows with it, and a repeatable backward."""
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.enums import AttnBackend

@@ -1,10 +1,7 @@
 """Operators of a CPU in bfloat16, against the same in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.device.cpu_ops import attend, rms_norm
 
@@ -12,7 +9,7 @@ from rlmath.device.cpu_ops import attend, rms_norm
 HALF_ULP = 2.0**-9
 
 
-def test_a_row_is_not_scaled_by_the_rounding_of_its_mean_square() -> None:
+def test_a_row_is_not_scaled_by_the_rounding_of_its_mean_square():
     torch.manual_seed(0)
     x = (torch.randn(64, 576, dtype=torch.float64) * 3).bfloat16()
     weight = torch.ones(576, dtype=torch.bfloat16)
@@ -24,7 +21,7 @@ def test_a_row_is_not_scaled_by_the_rounding_of_its_mean_square() -> None:
     assert (scales - 1).abs().max() < HALF_ULP / 4
 
 
-def test_gradients_of_a_norm_have_the_type_of_what_it_norms() -> None:
+def test_gradients_of_a_norm_have_the_type_of_what_it_norms():
     x = torch.randn(3, 8).bfloat16().requires_grad_()
     weight = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
     rms_norm(x, weight, 1e-5).sum().backward()
@@ -34,13 +31,13 @@ def test_gradients_of_a_norm_have_the_type_of_what_it_norms() -> None:
 
 @pytest.mark.parametrize("length", [1, 90, 300], ids="{} tokens".format)
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
-def test_attention_and_its_gradients(length: int, masked: bool) -> None:
+def test_attention_and_its_gradients(length, masked):
     torch.manual_seed(0)
     inputs = [torch.randn(2, heads, length, 16).bfloat16() for heads in (6, 2, 2)]
     mask = torch.ones(length, length, dtype=torch.bool).tril_().triu_(-7) if masked else None
     grad = torch.randn(2, 6, length, 16).bfloat16()
 
-    def gradients(dtype: torch.dtype) -> list[Tensor]:
+    def gradients(dtype):
         leaves = [x.detach().clone().to(dtype).requires_grad_() for x in inputs]
         out = attend(*leaves, mask, 0.25)
         out.backward(grad.to(dtype))

@@ -1,7 +1,5 @@
 """Which rank did not enter which collective, by torch's analyzer, and where it is said."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.process
 PROGRAM = Path(__file__).with_name("flight_recorder_program.py")
 
 
-def test_a_rank_that_did_not_enter_a_collective_is_named_when_ranks_fail(tmp_path: Path) -> None:
+def test_a_rank_that_did_not_enter_a_collective_is_named_when_ranks_fail(tmp_path):
     program = [sys.executable, "-W", "ignore", str(PROGRAM), str(tmp_path)]
     subprocess.run(program, check=True, capture_output=True)
     error = RankCalls(str(tmp_path))._explain(RayActorError(), 0)
@@ -29,6 +27,6 @@ def test_a_rank_that_did_not_enter_a_collective_is_named_when_ranks_fail(tmp_pat
     assert explain_records(str(tmp_path)) == ""
 
 
-def test_records_that_cannot_be_read_do_not_hide_the_error(tmp_path: Path) -> None:
+def test_records_that_cannot_be_read_do_not_hide_the_error(tmp_path):
     (tmp_path / f"{PREFIX}0").write_bytes(b"half")
     assert "its process ended" in str(RankCalls(str(tmp_path))._explain(RayActorError(), 3))

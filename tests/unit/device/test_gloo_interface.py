@@ -1,7 +1,5 @@
 """The network interface that gloo uses."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 
@@ -22,9 +20,9 @@ from rlmath.device.gloo import INTERFACE, use_interface_of
     ],
 )
 def test_gloo_uses_the_interface_with_the_nodes_address_unless_one_is_chosen(
-    address: str, chosen: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def of(*addresses: str) -> list[SimpleNamespace]:
+    address, chosen, expected, monkeypatch
+):
+    def of(*addresses):
         return [SimpleNamespace(address=one) for one in addresses]
 
     interfaces = {

@@ -1,10 +1,7 @@
 """The probe of a GPU, on the CPU where it computes, and with an nvidia-smi and a kernel's log that
 are forged: no GPU is here that could fail."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,20 +22,18 @@ echo "[3.0] NVRM: Xid (PCI:0000:1b:00): 154, pid=1"
 KNOWN = "echo 00000000:1B:00.0"
 
 
-def forge(folder: Path, monkeypatch: pytest.MonkeyPatch, ecc: str, bus: str = KNOWN) -> None:
+def forge(folder, monkeypatch, ecc, bus=KNOWN):
     for name, text in (("nvidia-smi", SMI.format(ecc=ecc, bus=bus)), ("dmesg", LOG)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def test_a_device_that_computes_passes() -> None:
+def test_a_device_that_computes_passes():
     gpu_probe.check(torch.device("cpu"))
 
 
-def test_a_device_that_changes_data_or_multiplies_wrongly_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_changes_data_or_multiplies_wrongly_fails(monkeypatch):
     for equal, fault in (([False], "copied"), ([True, False], "multiplies")):
         answers = iter(equal)
         monkeypatch.setattr(torch, "equal", lambda *_, answers=answers: next(answers))
@@ -56,15 +51,13 @@ def test_a_device_that_changes_data_or_multiplies_wrongly_fails(
         ("0, No, Yes", "replaced"),
     ],
 )
-def test_ecc_state_is_a_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ecc: str, fault: str
-) -> None:
+def test_ecc_state_is_a_fault(tmp_path, monkeypatch, ecc, fault):
     forge(tmp_path, monkeypatch, ecc)
     found = nvidia.ecc_fault("3")
     assert fault in found and bool(found) == bool(fault)
 
 
-def test_report_names_host_gpu_and_xid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_names_host_gpu_and_xid(tmp_path, monkeypatch):
     forge(tmp_path, monkeypatch, "0, No, Yes")
     monkeypatch.setenv("SLURMD_NODENAME", "gpu-17")
     said = gpu_probe.probe("3").describe()
@@ -83,6 +76,6 @@ def test_report_names_host_gpu_and_xid(tmp_path: Path, monkeypatch: pytest.Monke
         ("import os; os.abort()", "code -6"),
     ],
 )
-def test_a_probe_that_fails_hangs_or_dies_is_a_fault(program: str, fault: str) -> None:
+def test_a_probe_that_fails_hangs_or_dies_is_a_fault(program, fault):
     found = gpu_probe._fault_of([sys.executable, "-I", "-S", "-c", program], 1.0)
     assert fault in found and bool(found) == bool(fault)

@@ -1,7 +1,5 @@
 """Page-locked memory: pages that no other buffer has, given back with it."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 from types import SimpleNamespace
@@ -13,8 +11,8 @@ from rlmath.device import CPU, host_memory
 from rlmath.device.host_memory import host_copies, pinned_buffer
 
 
-def test_a_buffer_is_locked_for_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    locked: dict[int, int] = {}
+def test_a_buffer_is_locked_for_its_life(monkeypatch):
+    locked = {}
     runtime = SimpleNamespace(
         cudaHostRegister=lambda address, size, flags: locked.update({address: size}) or 0,
         cudaHostUnregister=lambda address: locked.pop(address),
@@ -38,20 +36,20 @@ def test_a_buffer_is_locked_for_its_life(monkeypatch: pytest.MonkeyPatch) -> Non
     assert pinned_buffer(0).numel() == 0 and not locked, "nothing is locked for nothing"
 
 
-def test_memory_that_cannot_be_locked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_locked_is_said(monkeypatch):
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     with pytest.raises(RuntimeError, match=r"2\.0 GiB .* actor\.offload \(CUDA error 2\)"):
         pinned_buffer(2**31)
 
 
-def test_a_cpu_locks_nothing_and_counts_no_device() -> None:
+def test_a_cpu_locks_nothing_and_counts_no_device():
     assert CPU.host_buffer(10).shape == (10,)
     assert CPU.reserved_bytes() is None and CPU.bytes_of_others() is None
 
 
 @pytest.mark.parametrize("staging_bytes", [2, 64, 1 << 20])
-def test_a_copy_by_way_of_a_buffer_has_every_byte(staging_bytes: int) -> None:
+def test_a_copy_by_way_of_a_buffer_has_every_byte(staging_bytes):
     staging = torch.empty(staging_bytes, dtype=torch.uint8)
     for source in (
         torch.randn(33, 7),
@@ -66,9 +64,7 @@ def test_a_copy_by_way_of_a_buffer_has_every_byte(staging_bytes: int) -> None:
         assert not copy.numel() or copy.data_ptr() != source.data_ptr()
 
 
-def test_copies_of_host_tensors_lock_no_memory_and_are_independent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_copies_of_host_tensors_lock_no_memory_and_are_independent(monkeypatch):
     monkeypatch.setattr(host_memory, "pinned_buffer", None)
     sources = [torch.ones(3), torch.ones(2, 2).bfloat16()]
     copies = list(host_copies(sources, lambda shape, dtype: torch.empty(shape, dtype=dtype)))

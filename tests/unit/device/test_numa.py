@@ -1,9 +1,6 @@
 """Cores of a process beside its GPU, from a sysfs that is made up: two sockets, four GPUs."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +12,7 @@ ALL = frozenset(range(32))
 
 
 @pytest.fixture
-def sysfs(tmp_path: Path) -> Path:
+def sysfs(tmp_path):
     devices = {bus: ("0x10de", "0x030200", cpus) for bus, cpus in SOCKETS.items()}
     # A GPU's audio function, its switch, and a network card also name cores.
     devices |= {
@@ -41,20 +38,18 @@ def sysfs(tmp_path: Path) -> Path:
         ("0000:ff:00.0", ALL, range(32), 5),  # Unknown, as in many virtual machines.
     ],
 )
-def test_a_process_gets_its_share_of_the_cores_beside_its_gpu(
-    sysfs: Path, bus: str, allowed: frozenset[int], ids: range, threads: int
-) -> None:
+def test_a_process_gets_its_share_of_the_cores_beside_its_gpu(sysfs, bus, allowed, ids, threads):
     found = numa.cores_beside(bus, allowed, sysfs)
     assert found == numa.Cores(frozenset(ids), threads)
 
 
-def test_without_sysfs_all_cores_stay(tmp_path: Path) -> None:
+def test_without_sysfs_all_cores_stay(tmp_path):
     assert numa.cores_beside("0000:1b:00.0", frozenset({3}), tmp_path) == numa.Cores(
         frozenset({3}), 1
     )
 
 
-def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_found_by_its_place_on_the_bus(monkeypatch):
     asked, bound = [], []
     gpu = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: gpu)

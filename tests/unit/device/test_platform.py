@@ -1,7 +1,5 @@
 """What a platform says of itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath import device
@@ -11,17 +9,15 @@ from rlmath.errors import UserError
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_triton_runs_on_gpus_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, installed: bool
-) -> None:
+def test_triton_runs_on_gpus_where_it_is_installed(monkeypatch, installed):
     monkeypatch.setattr(device, "find_spec", lambda name: object() if installed else None)
     assert Platform("cuda", "nccl", "transformer_engine").runs_triton == installed
     assert not CPU.runs_triton
     # The rank of a dry run believes that it is on a GPU, and computes nothing.
-    assert not Platform("cuda", "fake", "local").runs_triton  # type: ignore[arg-type]
+    assert not Platform("cuda", "fake", "local").runs_triton
 
 
-def test_driver_of_a_cluster_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_of_a_cluster_needs_no_gpu(monkeypatch):
     """Ray's head may be a CPU node; ranks look at their own node."""
     monkeypatch.setattr(device, "cuda_visible", lambda: False)
     monkeypatch.setattr(device.te_install, "missing_part", lambda: "everything")
@@ -34,7 +30,7 @@ def test_driver_of_a_cluster_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
         device.choose_platform("cuda")
 
 
-def test_auto_on_a_cpu_head_refuses_a_cluster_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_on_a_cpu_head_refuses_a_cluster_with_gpus(monkeypatch):
     """Else the run would train on the CPUs of 16 GPU nodes."""
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
     refuse_idle_gpus()

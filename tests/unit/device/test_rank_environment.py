@@ -1,13 +1,9 @@
 """What the ranks' processes find in their environment when they start."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,27 +22,27 @@ CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean(monkeypatch):
     monkeypatch.delenv(CONNECTIONS, raising=False)
     monkeypatch.delenv("PYTHONWARNINGS", raising=False)
 
 
-def environment(device: str = "cuda", tp: int = 1, cp: int = 1, **others: Any) -> dict[str, str]:
+def environment(device="cuda", tp=1, cp=1, **others):
     settings = {"num_threads": 3, "batch_invariant": False} | others
     return rank_environment(device, layout=Layout(tp, context_parallel=cp), **settings)
 
 
-def test_one_hardware_queue_where_collectives_and_products_overlap() -> None:
+def test_one_hardware_queue_where_collectives_and_products_overlap():
     assert environment(tp=2)[CONNECTIONS] == environment(cp=2)[CONNECTIONS] == "1"
     assert CONNECTIONS not in environment() and CONNECTIONS not in environment("cpu", tp=2)
 
 
-def test_what_the_user_says_of_queues_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_says_of_queues_holds(monkeypatch):
     monkeypatch.setenv(CONNECTIONS, "32")
     assert environment(tp=2)[CONNECTIONS] == "32"
 
 
-def test_ranks_on_gpus_record_their_collectives_into_the_runs_logs() -> None:
+def test_ranks_on_gpus_record_their_collectives_into_the_runs_logs():
     found = environment(log_dir="/run/logs")
     assert found["TORCH_FR_DUMP_TEMP_FILE"] == "/run/logs/nccl_trace_rank_"
     assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
@@ -58,9 +54,7 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @pytest.mark.parametrize("name", ALLOCATOR)
-def test_ranks_that_share_gpus_have_no_expandable_segments(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_ranks_that_share_gpus_have_no_expandable_segments(monkeypatch, name):
     """Another process opens their memory (``ipc``), which needs rights that containers withhold."""
     for one in ALLOCATOR:
         monkeypatch.delenv(one, raising=False)
@@ -73,7 +67,7 @@ def test_ranks_that_share_gpus_have_no_expandable_segments(
     assert name not in environment(shares_gpus=True)
 
 
-def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
+def test_batch_invariance_is_known_before_cublas_and_nccl_start():
     invariant = environment(batch_invariant=True)
     assert invariant["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
     assert invariant["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -83,10 +77,10 @@ def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 6), (2, 2)])
 def test_a_gpu_rank_is_bound_beside_its_gpu_and_compiles_on_its_nodes_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: int | None, threads: int
-) -> None:
+    monkeypatch, tmp_path, given, threads
+):
     """Not with the one thread that Ray gives, nor in a home folder that all nodes share."""
-    set_to: list[Any] = []
+    set_to = []
     monkeypatch.setenv("TRITON_CACHE_DIR", "so that it is as before after the test")
     monkeypatch.delenv("TRITON_CACHE_DIR")
     monkeypatch.setattr(device, "node_cache", lambda: tmp_path)
@@ -100,12 +94,12 @@ def test_a_gpu_rank_is_bound_beside_its_gpu_and_compiles_on_its_nodes_disk(
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "ranks_triton")
 
 
-def test_a_cpu_rank_has_its_threads() -> None:
+def test_a_cpu_rank_has_its_threads():
     assert environment("cpu")["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in environment()
 
 
-def test_a_ranks_log_has_no_warnings_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ranks_log_has_no_warnings_of_libraries(monkeypatch):
     """Python reads the filters, and those that a user sets hold."""
     code = (
         "import warnings\n"
@@ -123,18 +117,18 @@ def test_a_ranks_log_has_no_warnings_of_libraries(monkeypatch: pytest.MonkeyPatc
     assert environment()["PYTHONWARNINGS"] == "error"
 
 
-def test_each_ranks_process_starts_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_each_ranks_process_starts_with_it(monkeypatch, tmp_path):
     """Ray puts ``env_vars`` into the process's environment before it runs any Python."""
-    started: list[dict[str, Any]] = []
+    started = []
 
     class Worker:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name):
             return SimpleNamespace(remote=lambda *_: name)
 
     class Remote:
-        def __init__(self, _: Any) -> None: ...
+        def __init__(self, _): ...
 
-        def options(self, **options: Any) -> Any:
+        def options(self, **options):
             started.append(options)
             return SimpleNamespace(remote=lambda *_: Worker())
 

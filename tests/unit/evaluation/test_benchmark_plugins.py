@@ -1,9 +1,5 @@
 """A benchmark of a user's file: its rows and how it is sampled."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -11,7 +7,6 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.commands.settings import known_settings
 from rlmath.config.benchmarks import BENCHMARKS, benchmarks_of
 from rlmath.config.load import load, save
-from rlmath.config.schema import Config
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.errors import ConfigError, UserError
 from rlmath.evaluation.held_out import load_held_out, rows_of
@@ -21,9 +16,9 @@ ITEM = f"name: '{EXAMPLES}/benchmark.py:products'"
 
 
 def test_rows_and_settings_are_those_of_the_plugin(
-    own_plugins: None,  # noqa: F811
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    own_plugins,  # noqa: F811
+    capsys,
+):
     items = f"eval.benchmarks=[{{{ITEM}, max_problems: 5, temperature: 0.2}}]"
     config = load([*GIVEN, items, "data.prompt_template='Q: {prompt}'", "reward.fallback=number"])
     assert not list(benchmark_problems(config, "evaluate"))
@@ -40,9 +35,9 @@ def test_rows_and_settings_are_those_of_the_plugin(
     assert benchmarks_of(other)[0].samples == 3
 
 
-def test_what_is_no_benchmark_is_named(own_plugins: None) -> None:  # noqa: F811
+def test_what_is_no_benchmark_is_named(own_plugins):  # noqa: F811
     config = load([*GIVEN, "eval.benchmarks=[{name: prodcts}]"])
-    BENCHMARKS.register("products")(lambda options: [{"problem": "1*1="}, 3])  # type: ignore[list-item]
+    BENCHMARKS.register("products")(lambda options: [{"problem": "1*1="}, 3])
     (message,) = benchmark_problems(config, "evaluate")
     assert "did you mean products" in message
     config = load([*GIVEN, f"eval.benchmarks=[{{name: '{EXAMPLES}/loss.py:soft_clip'}}]"])
@@ -53,8 +48,8 @@ def test_what_is_no_benchmark_is_named(own_plugins: None) -> None:  # noqa: F811
         list(rows_of(benchmarks_of(config)[0]))
 
 
-def test_options_of_a_benchmark_are_typed(own_plugins: None, tmp_path: Path) -> None:  # noqa: F811
-    def given(options: str, item: str = ITEM) -> Config:
+def test_options_of_a_benchmark_are_typed(own_plugins, tmp_path):  # noqa: F811
+    def given(options, item=ITEM):
         return load([*GIVEN, f"eval.benchmarks=[{{{item}, options: {{{options}}}}}]"])
 
     few = given("largest: 3")

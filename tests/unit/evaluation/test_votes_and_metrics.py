@@ -1,11 +1,7 @@
 """From graded samples to the figures of a benchmark, and what is written of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +18,7 @@ from rlmath.evaluation.votes import Votes, count_votes
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
-def graded(index: int, answer: str | None, status: str, finish: str = "stop") -> GradedSample:
+def graded(index, answer, status, finish="stop"):
     sample = Sample(
         "f:1",
         index,
@@ -33,12 +29,12 @@ def graded(index: int, answer: str | None, status: str, finish: str = "stop") ->
         ((0, 0),),
         7,
         0,
-    )  # type: ignore[arg-type]
+    )
     correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
     return GradedSample(sample, None, correct, status, answer)
 
 
-def group(*samples: tuple[str | None, str]) -> Group:
+def group(*samples):
     problem = Problem("f:1", "?", (1,), ("2",))
     return Group(problem, tuple(graded(i, a, s) for i, (a, s) in enumerate(samples)))
 
@@ -55,11 +51,11 @@ MIXED = group(
 )
 
 
-def test_equal_wrong_answers_vote_together() -> None:
+def test_equal_wrong_answers_vote_together():
     assert count_votes(MIXED.samples) == Votes(correct=2, wrong=(3, 1), silent=2)
 
 
-def test_benchmark_metrics() -> None:
+def test_benchmark_metrics():
     metrics = benchmark_metrics([MIXED])
     assert metrics["accuracy"] == 0.25
     assert metrics["maj_at_8"] == 0.0
@@ -68,13 +64,13 @@ def test_benchmark_metrics() -> None:
     assert metrics["response_length"] == 2 and "reward" not in metrics
 
 
-def test_where_nothing_compares_answers_the_reward_is_the_figure() -> None:
+def test_where_nothing_compares_answers_the_reward_is_the_figure():
     (one,) = group((None, "ungraded")).samples
     samples = tuple(replace(one, reward=reward) for reward in (1.0, 0.5, None))
     assert benchmark_metrics([replace(MIXED, samples=samples)])["reward"] == 0.75
 
 
-def test_tags_are_means_over_benchmarks() -> None:
+def test_tags_are_means_over_benchmarks():
     one = {"accuracy": 0.2, "accuracy_standard_error": 0.03, "pass_at_8": 0.5}
     other = {"accuracy": 0.6, "accuracy_standard_error": 0.04}
     tags = tag_metrics({"a": one, "b": other})
@@ -85,7 +81,7 @@ def test_tags_are_means_over_benchmarks() -> None:
     assert set(tag_metrics({"held_out": one})) == {f"eval/{name}" for name in one}
 
 
-def test_a_journal_resumes_where_it_was_cut_off(tmp_path: Path) -> None:
+def test_a_journal_resumes_where_it_was_cut_off(tmp_path):
     path = tmp_path / "j.jsonl"
     samples = [graded(i, None, "wrong").sample for i in range(3)]
     with Journal(path, {"of": 1}) as journal:
@@ -103,7 +99,7 @@ def test_a_journal_resumes_where_it_was_cut_off(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 1
 
 
-def test_results_are_written(tmp_path: Path) -> None:
+def test_results_are_written(tmp_path):
     entry = {"problems": 1, "settings": {"samples": 8}, "metrics": benchmark_metrics([MIXED])}
     write_results(tmp_path, "a model", {"mine": entry})
     assert (tmp_path / "results.png").stat().st_size > 5000
@@ -113,7 +109,7 @@ def test_results_are_written(tmp_path: Path) -> None:
     assert "| 25.0 |" in " ".join(table({"mine": entry}).split())
 
 
-def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path) -> None:
+def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path):
     """Data sets of a hub have no file to read; a reward's file may change under its name."""
     model, reward = tmp_path / "m", tmp_path / "mine.py"
     model.mkdir()
@@ -129,7 +125,7 @@ def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path)
     )
     (benchmark,) = benchmarks_of(config)
 
-    def seen(answer: str = "2") -> dict[str, Any]:
+    def seen(answer="2"):
         problem = Problem("f:1", "?", (1,), (answer,), columns={"n": 1})
         return about(config, HeldOut(benchmark, (problem,)))
 
@@ -140,7 +136,7 @@ def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path)
     assert seen() != first
 
 
-def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path: Path) -> None:
+def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):
     config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]"])
     for key, setting in by_key().items():
         rule, name = setting.only_with, key.removeprefix("rollout.")
@@ -156,7 +152,7 @@ def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path: Path) ->
     assert sources[0] != sources[1]
 
 
-def test_what_a_benchmark_is_sampled_with() -> None:
+def test_what_a_benchmark_is_sampled_with():
     overrides = ["model=tiny", "runner.run_dir=r", "eval.samples=3", "eval.top_p=0.5"]
     own = (
         "eval.benchmarks=[{name: aime24, samples: 2}, {name: math500}, {name: own, path: f.jsonl}]"

@@ -1,11 +1,10 @@
 """Properties of grading: formulas drawn at random, wording, tables of languages."""
 
 import re
-import string
 from fractions import Fraction
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.grading import GradingSettings, MathGrader
@@ -58,12 +57,6 @@ def test_equal_to_itself(answer):
 
 
 @given(FORMULAS)
-def test_equal_to_itself_by_value_too(formula):
-    one, two = read(formula, SETTINGS), read(f"({formula})+0", SETTINGS)
-    assert COMPARER.nodes(one.node, two.node) is not False
-
-
-@given(FORMULAS)
 def test_indifferent_to_layout(formula):
     for rewritten in (
         formula.replace("\\frac", "\\dfrac"),
@@ -101,19 +94,6 @@ def test_order_in_sets_and_tuples(values, random):
         assert same(f"\\{{{two}\\}}", f"({one})") is False
 
 
-@given(INTEGERS, st.integers(0, 40))
-def test_a_changed_digit_or_sign_differs(value, place):
-    digits = list(str(abs(value)))
-    index = place % len(digits)
-    digits[index] = str((int(digits[index]) + 1 + place % 8) % 10)
-    changed = int("".join(digits))
-    assume(changed != abs(value))
-    assert same(str(changed), str(abs(value))) is False
-    assert same(f"{changed}x", f"{abs(value)}x") is False
-    if value:
-        assert same(str(-value), str(value)) is False
-
-
 @given(st.fractions(), st.fractions())
 def test_fractions_compare_exactly(a, b):
     written = f"\\frac{{{a.numerator}}}{{{a.denominator}}}"
@@ -142,32 +122,12 @@ def test_decimals_of_a_fraction_need_six_digits(denominator, digits):
     assert same(written, f"\\frac{{1}}{{{denominator}}}") is expected
 
 
-@given(st.sampled_from(string.ascii_letters), st.sampled_from(string.ascii_letters))
-def test_names_matter(a, b):
-    assume(not {a, b} & set("eidI"))
-    assert same(f"3{a}+1", f"3{b}+1") is (a == b)
-    assert same(f"{a}=5", f"{b}=5") is (a == b)
-    assert same(f"{a}>5", f"{b}>5") is (a == b)
-
-
 @given(st.text(max_size=200))
 def test_any_text_can_be_read_and_equals_itself_or_is_empty(text):
     answer = read(text, SETTINGS)
     if answer.key:
         assert COMPARER.same(answer, read(text, SETTINGS)) is True
     COMPARER.same(answer, read("42", SETTINGS))
-
-
-@pytest.mark.parametrize("number", ["10001", "9007199254740993", "1e-10", "200", "0.333"])
-def test_known_near_misses(number):
-    near = {
-        "10001": "10000",
-        "9007199254740993": "9007199254740992",
-        "1e-10": "0",
-        "200": "2",
-        "0.333": "1/3",
-    }
-    assert same(number, near[number]) is False
 
 
 @pytest.mark.parametrize("word", sorted(CHANGING))

@@ -1,10 +1,5 @@
 """An answer verifier of a user's file decides in the worker processes, under their limits."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from rlmath.checks.prompt_style import needs_box
@@ -36,7 +31,7 @@ def odd(answer, gold, options):
 
 
 @pytest.fixture
-def odd(tmp_path: Path, own_plugins: None) -> Iterator[MathGrader]:  # noqa: F811
+def odd(tmp_path, own_plugins):  # noqa: F811
     file = tmp_path / "odd.py"
     file.write_text(SOURCE)
     loading.use(str(file))
@@ -45,7 +40,7 @@ def odd(tmp_path: Path, own_plugins: None) -> Iterator[MathGrader]:  # noqa: F81
         yield grader
 
 
-def test_a_verifier_decides_and_its_failures_are_grades(odd: MathGrader) -> None:
+def test_a_verifier_decides_and_its_failures_are_grades(odd):
     responses = ["no box: 5!", "5", "sleep", "raise", "hog", "soon", ""]
     grades = odd.grade_batch(responses, [["!", "6"]] * len(responses))
     assert [one.status for one in grades] == [
@@ -62,7 +57,7 @@ def test_a_verifier_decides_and_its_failures_are_grades(odd: MathGrader) -> None
     assert odd.grade_one("5", [" "]).status == "bad_gold"
 
 
-def test_the_example_compares_answers_that_are_found_in_a_box(own_plugins: None) -> None:  # noqa: F811
+def test_the_example_compares_answers_that_are_found_in_a_box(own_plugins):  # noqa: F811
     name = f"{EXAMPLES}/verifier.py:close_enough"
     config = load([*GIVEN, f"reward.verifier={name}", "reward.verifier_options.tolerance=0.5"])
     assert not list(names(config)) and needs_box(config)
@@ -75,8 +70,8 @@ def test_the_example_compares_answers_that_are_found_in_a_box(own_plugins: None)
 
 
 def test_a_worker_that_lacks_the_verifier_says_so_before_anything_starts(
-    own_plugins: None,  # noqa: F811
-) -> None:
+    own_plugins,  # noqa: F811
+):
     VERIFIERS.register("only_here", traits=VerifierTraits())(lambda answer, gold, options: True)
     message = pytest.raises(UserError, match=r"grading workers: .*'only_here' is not known")
     with MathGrader(1, verifier="only_here") as grader, message:
@@ -84,8 +79,8 @@ def test_a_worker_that_lacks_the_verifier_says_so_before_anything_starts(
 
 
 def test_options_without_a_verifier_and_graders_beside_it_are_errors(
-    own_plugins: None,  # noqa: F811
-) -> None:
+    own_plugins,  # noqa: F811
+):
     with pytest.raises(ConfigError, match=r"verifier_options: are those of reward\.verifier"):
         load([*GIVEN, "reward.verifier_options.tolerance=0.5"])
     assert "give file.py:function" in next(names(load([*GIVEN, "reward.verifier=mine"])))

@@ -1,10 +1,7 @@
 import hashlib
-import unicodedata
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -76,19 +73,6 @@ def test_an_ascii_character_is_a_token(tokenizer):
     assert tokenizer.decode(ids) == text
     assert tokenizer("é漢").input_ids == tokenizer("é").input_ids + tokenizer("漢").input_ids
     assert len(tokenizer("漢").input_ids) == 3
-
-
-@given(st.text(st.characters(codec="utf-8", max_codepoint=0x1FFF), max_size=20))
-def test_text_survives(tokenizer, text):
-    # Like Qwen2's, the tokenizer composes accents.
-    assert tokenizer.decode(tokenizer(text).input_ids) == unicodedata.normalize("NFC", text)
-
-
-@pytest.mark.parametrize(
-    "text", ["\\boxed{\\frac{1}{2}}", "a , b ' s  .", "x  \n\n y", "<b>&amp;</b>", "½ ≤ π 😀 ﬁ"]
-)
-def test_text_is_not_tidied_up(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
 def test_markers_are_single_tokens_that_decoding_can_leave_out(tokenizer):

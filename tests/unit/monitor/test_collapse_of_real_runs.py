@@ -16,11 +16,8 @@ experiment=quickstart``, 8 prompts x 4 samples a step, a constant learning rate
 * ``sharpening``: SmolLM2-135M on word problems, the second run of ``docs/records/real_model.md``.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,8 +27,8 @@ from rlmath.monitor.collapse import CollapseDetectors
 RUNS = Path(__file__).parent / "collapsed"
 # Run, detector, its settings where they are not the defaults; the first bad step, and the step at
 # which the detector is sure. Runs that collapse within ten steps have a shorter beginning.
-AT_ONCE: dict[str, float] = {"patience_steps": 1, "baseline_steps": 5}
-SEEN: list[tuple[str, str, dict[str, float], int, int]] = [
+AT_ONCE = {"patience_steps": 1, "baseline_steps": 5}
+SEEN = [
     ("length", "truncated", {}, 2, 4),
     ("length", "truncated_groups", {}, 2, 4),
     ("length", "equal_rewards", {}, 5, 7),
@@ -50,15 +47,13 @@ SEEN: list[tuple[str, str, dict[str, float], int, int]] = [
 ]
 
 
-def lines_of(run: str) -> list[dict[str, Any]]:
+def lines_of(run):
     return [json.loads(line) for line in (RUNS / f"{run}.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize(("run", "detector", "settings", "onset", "step"), SEEN)
-def test_it_is_seen(
-    run: str, detector: str, settings: dict[str, float], onset: int, step: int
-) -> None:
-    detectors = CollapseDetectors(CollapseConfig(**settings))  # type: ignore[arg-type]
+def test_it_is_seen(run, detector, settings, onset, step):
+    detectors = CollapseDetectors(CollapseConfig(**settings))
     alarms = [alarm for line in lines_of(run) for alarm in detectors.update(line["step"], line)]
     first = next(alarm for alarm in alarms if alarm.detector == detector)
     assert (first.onset, first.step) == (onset, step)
@@ -68,11 +63,11 @@ def test_it_is_seen(
 PLANTED = {"grading_failed", "sandbox_timeouts"}
 
 
-def test_there_is_a_run_for_each_detector() -> None:
+def test_there_is_a_run_for_each_detector():
     assert {detector for _, detector, *_ in SEEN} == set(DETECTORS) - PLANTED
 
 
-def test_the_steps_before_a_collapse_are_quiet() -> None:
+def test_the_steps_before_a_collapse_are_quiet():
     detectors = CollapseDetectors(CollapseConfig())
     healthy = [line for line in lines_of("learning_rate") if line["step"] <= 14]
     assert not [alarm for line in healthy for alarm in detectors.update(line["step"], line)]

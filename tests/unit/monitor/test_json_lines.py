@@ -1,7 +1,5 @@
 """Files of samples from a separate process: the same lines, and nothing lost with it."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import os
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,15 +22,13 @@ ROWS = [{"text": f"ähm \ud800 {i}", "reward": math.nan} for i in range(40)]
 
 
 @pytest.fixture(scope="module")
-def process() -> Any:
+def process():
     made = LinesProcess()
     yield made
     made.close()
 
 
-def test_a_process_writes_the_bytes_that_are_written_here(
-    process: LinesProcess, tmp_path: Path
-) -> None:
+def test_a_process_writes_the_bytes_that_are_written_here(process, tmp_path):
     for name in ("one.jsonl", "two.jsonl.gz"):
         write_lines(tmp_path / name, ROWS)
         process.write(tmp_path / f"by_{name}", [ROWS[:7], [], ROWS[7:]])
@@ -44,9 +39,7 @@ def test_a_process_writes_the_bytes_that_are_written_here(
     assert list(read_samples(tmp_path / "by_two.jsonl.gz"))[3]["reward"] is None
 
 
-def test_what_goes_wrong_is_said_and_the_next_file_is_written(
-    process: LinesProcess, tmp_path: Path
-) -> None:
+def test_what_goes_wrong_is_said_and_the_next_file_is_written(process, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     many = [[{"text": "x" * 100_000}]] * 40  # More than a pipe holds.
     with pytest.raises(FileExistsError, match="file"):
@@ -55,8 +48,8 @@ def test_what_goes_wrong_is_said_and_the_next_file_is_written(
     assert len(list(read_samples(tmp_path / "b.jsonl.gz"))) == 40
 
 
-def test_rows_that_fail_leave_no_half_of_a_file(tmp_path: Path) -> None:
-    def rows() -> Any:
+def test_rows_that_fail_leave_no_half_of_a_file(tmp_path):
+    def rows():
         yield ROWS
         raise ValueError("no more")
 
@@ -69,9 +62,7 @@ def test_rows_that_fail_leave_no_half_of_a_file(tmp_path: Path) -> None:
     made.close()
 
 
-def test_a_process_that_is_killed_loses_no_file(
-    tmp_path: Path, group: Group, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_is_killed_loses_no_file(tmp_path, group, capsys):
     made = LinesProcess()
     made.write(tmp_path / "a.jsonl.gz", [ROWS])
     assert made._process is not None
@@ -87,7 +78,7 @@ def test_a_process_that_is_killed_loses_no_file(
     made.close()
 
 
-def test_a_driver_that_is_killed_leaves_neither_process_nor_half_a_file(tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_leaves_neither_process_nor_half_a_file(tmp_path):
     program = (
         "import os, sys; from pathlib import Path\n"
         "from rlmath.monitor.json_lines import LinesProcess\n"
@@ -109,7 +100,7 @@ def test_a_driver_that_is_killed_leaves_neither_process_nor_half_a_file(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_has_a_process_for_long_steps_alone(tmp_path: Path, group: Group) -> None:
+def test_a_run_has_a_process_for_long_steps_alone(tmp_path, group):
     graded = group.samples[0]
     text = "x" * (samples.COMPRESS_ABOVE_CHARACTERS + 1)
     long = replace(graded, sample=replace(graded.sample, text=text))
@@ -127,7 +118,7 @@ def test_a_run_has_a_process_for_long_steps_alone(tmp_path: Path, group: Group) 
     ]
 
 
-def test_the_process_says_when_it_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_says_when_it_cannot_start(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     made = LinesProcess()
     with pytest.raises(ProcessDied, match="ended with code 1"):

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,11 +11,7 @@ import torch
 from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment
-from rlmath.algorithms.correction import (
-    CorrectionConfig,
-    CorrectionTotals,
-    LagTotals,
-)
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, LagTotals
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.dynamic_sampling import PoolCounts
 from rlmath.algorithms.filters import TruncatedRule
@@ -66,7 +61,7 @@ def update_tags():
         ref_log_probs=one,
         entropy=one,
     )
-    tags: set[str] = set()
+    tags = set()
     for loss in LOSSES.names():
         settings = [ObjectiveSettings(loss=loss, off_policy_mask_kl=1.0)]
         if loss == "ppo_clip":
@@ -136,9 +131,9 @@ def sampling_tags(group):
 
 
 def waiting_tags():
-    unused: Any = None
+    unused = None
     rollout = RolloutConfig(schedule=RolloutSchedule.pipelined)
-    run: Any = SimpleNamespace(config=SimpleNamespace(rollout=rollout))
+    run = SimpleNamespace(config=SimpleNamespace(rollout=rollout))
     return set(GroupSource(run, unused, unused).metrics())
 
 

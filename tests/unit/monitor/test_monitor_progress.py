@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from rlmath.monitor import ProgressDisplay
-from rlmath.monitor.progress import duration, step_line
-from rlmath.monitor.sampling import TokenRate
+from rlmath.monitor.progress import step_line
 
 METRICS = {
     "rollout/rewards": 1.5,
@@ -107,13 +106,6 @@ def test_an_evaluation_counts_no_steps():
         assert "left" not in shown
 
 
-def test_an_interrupted_run_is_shown_as_stopped():
-    progress, output = display(terminal=True)
-    with pytest.raises(KeyboardInterrupt), progress:
-        raise KeyboardInterrupt
-    assert "stopped" in output.getvalue()
-
-
 def test_time_left_is_the_mean_of_the_last_ten_steps():
     progress, _ = display(terminal=False, first_step=5)
     assert math.isnan(progress.seconds_left())
@@ -122,21 +114,6 @@ def test_time_left_is_the_mean_of_the_last_ten_steps():
     progress._ends.append(120.0)
     progress._done = 15
     assert progress.seconds_left() == pytest.approx((120 - 100) / 10 * 5)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (float("nan"), "?"),
-        (0.2, "0s"),
-        (59.4, "59s"),
-        (60, "1:00"),
-        (185, "3:05"),
-        (7385, "2:03:05"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_a_long_phase_says_how_far_it_is(monkeypatch):
@@ -162,13 +139,3 @@ def test_a_long_phase_says_how_far_it_is(monkeypatch):
         while "30/32" not in output.getvalue() and time.monotonic() < deadline:
             time.sleep(0.02)
     assert "step 4/20  generate  30/32 samples" in output.getvalue()
-
-
-def test_tokens_per_second_are_of_the_last_seconds():
-    rate = TokenRate()
-    assert rate.update(100, now_s=0.0) is None and rate.update(150, now_s=0.5) is None
-    assert rate.update(300, now_s=2.0) == 100.0
-    for second in range(3, 30):
-        found = rate.update(300 + 10 * (second - 2), now_s=float(second))
-    assert found == 10.0
-    assert rate.update(0, now_s=31.0) is None, "engines were started again"

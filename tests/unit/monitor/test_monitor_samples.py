@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlmath.monitor import read_samples, read_summary, sample_as_text, update_summary, write_samples
+from rlmath.monitor import read_samples, write_samples
 from rlmath.monitor.files import replacing
 from rlmath.monitor.samples import limit_samples
 
@@ -76,24 +76,6 @@ def test_a_file_is_replaced_atomically(tmp_path):
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_a_sample_as_text_says_what_it_is_worth(group):
-    text = sample_as_text(group.problem, group.samples[0])
-    assert "problem train.jsonl:3, sample 0" in text
-    assert "reward 5, correct, answer '2', accepted ['2']" in text
-    assert "2 tokens, finish reason stop, weights version 4" in text
-    assert text.endswith("── response\n\\boxed{2}")
-    assert "reward none, timeout" in sample_as_text(group.problem, group.samples[1])
-
-
-def test_the_summary_keeps_other_keys(tmp_path):
-    assert read_summary(tmp_path) == {}
-    update_summary(tmp_path, {"steps": 3, "layout": {"tp": 2}})
-    path = update_summary(tmp_path, {"eval/accuracy_after": float("nan"), "steps": 4})
-    assert path == tmp_path / "summary.json"
-    expected = {"steps": 4, "layout": {"tp": 2}, "eval/accuracy_after": None}
-    assert json.loads(path.read_text()) == read_summary(tmp_path) == expected
 
 
 def test_the_oldest_steps_go_when_files_take_too_much(tmp_path, group):

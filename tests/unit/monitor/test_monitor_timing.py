@@ -49,7 +49,7 @@ def test_a_step_cannot_end_within_a_phase():
         timer.finish_step()
 
 
-def test_a_pause_is_in_no_phase_and_counts_as_progress(monkeypatch) -> None:
+def test_a_pause_is_in_no_phase_and_counts_as_progress(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     timer = PhaseTimer()

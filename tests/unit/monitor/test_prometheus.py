@@ -1,7 +1,5 @@
 """The metrics of a running run, as Prometheus and the Grafana dashboard read them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -9,7 +7,6 @@ import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,32 +22,29 @@ from tests.unit.monitor.test_metrics_page import DOCUMENTED
 DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana.json"
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
+def scrape(port):
     """As Prometheus reads it: samples by name."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
 
 
-def test_a_running_run_is_scraped(tmp_path: Path) -> None:
+def test_a_running_run_is_scraped(tmp_path):
     port = free_port()
     runner = RunnerConfig(run_dir=str(tmp_path / "mine"), metrics_port=port, trackers=[])
-    found: list[SamplingProgress] = []
+    found = []
     with open_monitor(
-        tmp_path / "mine",
-        runner,
-        total_steps=9,
-        sampling=lambda: found[0] if found else None,
+        tmp_path / "mine", runner, total_steps=9, sampling=lambda: found[0] if found else None
     ) as monitor:
         before = scrape(port)
         assert before["rlmath_steps"] == [({"run": "mine"}, 9.0)]
@@ -72,7 +66,7 @@ def test_a_running_run_is_scraped(tmp_path: Path) -> None:
         scrape(port)
 
 
-def test_labels_are_escaped() -> None:
+def test_labels_are_escaped():
     server = MetricsServer(0, 'a"b\\c\nd', 1)
     try:
         assert scrape(server.port)["rlmath_steps"][0][0] == {"run": 'a"b\\c\nd'}
@@ -80,7 +74,7 @@ def test_labels_are_escaped() -> None:
         server.close()
 
 
-def test_it_is_reached_from_this_machine_alone() -> None:
+def test_it_is_reached_from_this_machine_alone():
     server = MetricsServer(0, "run", 1)
     try:
         assert server._server.server_address[0] == "127.0.0.1"
@@ -88,7 +82,7 @@ def test_it_is_reached_from_this_machine_alone() -> None:
         server.close()
 
 
-def test_off_by_default_and_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_off_by_default_and_a_port_that_is_taken_is_refused(tmp_path):
     assert RunnerConfig(run_dir="x").metrics_port is None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -100,11 +94,11 @@ def test_off_by_default_and_a_port_that_is_taken_is_refused(tmp_path: Path) -> N
     assert list(tracker_problems(config)) == []
 
 
-def expressions(panels: list[dict[str, Any]]) -> list[str]:
+def expressions(panels):
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
+def test_the_dashboard_asks_for_what_there_is():
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     found = expressions(dashboard["panels"])
     assert len(found) > 20
@@ -117,15 +111,3 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
         assert set(tags) <= DOCUMENTED, expression
     used = {name for expression in found for name in re.findall(r"\brlmath_\w+", expression)}
     assert used == set(RUN_METRICS)
-
-
-def test_the_dashboards_panels_have_their_own_places() -> None:
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    cells = [
-        (x, y)
-        for panel in panels
-        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
-        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
-    ]
-    assert len(set(cells)) == len(cells) and max(x for x, _ in cells) < 24

@@ -24,41 +24,41 @@ from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 class Client:
     """Notes every call of a client; its own methods stand in for what rlmath reads of it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments, **named):
             self.calls.append((name, arguments, named))
             return self.answer(name, named)
 
         return call
 
-    def answer(self, name: str, named: dict[str, Any]) -> Any:
+    def answer(self, name, named):
         return None
 
-    def named(self, name: str) -> list[dict[str, Any]]:
+    def named(self, name):
         return [named for called, _, named in self.calls if called == name]
 
-    def given(self, name: str) -> list[tuple[Any, ...]]:
+    def given(self, name):
         return [arguments for called, arguments, _ in self.calls if called == name]
 
 
 class Wandb(Client):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.run = Client()
-        self.run.config = Client()  # type: ignore[attr-defined]
+        self.run.config = Client()
 
-    def answer(self, name: str, named: dict[str, Any]) -> Any:
+    def answer(self, name, named):
         return self.run if name == "init" else None
 
 
 class Mlflow(Client):
-    def answer(self, name: str, named: dict[str, Any]) -> Any:
+    def answer(self, name, named):
         if name == "MlflowClient":
             return self
         if name == "create_run":
@@ -69,23 +69,23 @@ class Mlflow(Client):
 
 
 class TrackioClient(Client):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.run = Client()
-        self.run.name = "mine"  # type: ignore[attr-defined]
+        self.run.name = "mine"
 
-    def answer(self, name: str, named: dict[str, Any]) -> Any:
+    def answer(self, name, named):
         return self.run
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, name: str, client: Any) -> Any:
+def installed(monkeypatch, name, client):
     monkeypatch.setitem(sys.modules, name, client)
     return client
 
 
-def write(folder: Path, name: str, last_step: int | None = None) -> list[str]:
+def write(folder, name, last_step=None):
     """Settings and two steps; what was warned of."""
-    said: list[str] = []
+    said = []
     with MetricsWriter(folder, last_step, [name], "mine", "project", said.append) as writer:
         writer.write_settings("a: 1", {"runner.seed": 3, "known": 1}, ["x"])
         for step in (4, 5):
@@ -93,7 +93,7 @@ def write(folder: Path, name: str, last_step: int | None = None) -> list[str]:
     return said
 
 
-def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     client = installed(monkeypatch, "wandb", Wandb())
@@ -111,7 +111,7 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert first == resumed != over
 
 
-def test_wandb_without_a_key_is_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_without_a_key_is_offline(monkeypatch, tmp_path):
     """Its client would ask for one at the terminal."""
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -126,10 +126,10 @@ def test_wandb_without_a_key_is_offline(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not has_key()
 
 
-def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_mlflow(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     client = installed(monkeypatch, "mlflow", Mlflow())
-    entities: Any = ModuleType("mlflow.entities")
+    entities = ModuleType("mlflow.entities")
     entities.Metric = lambda *values: values
     entities.Param = lambda *values: values
     installed(monkeypatch, "mlflow.entities", entities)
@@ -146,7 +146,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(client.named("create_run")) == 1 and client.given("update_run") == [("r1",)]
 
 
-def test_trackio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trackio(monkeypatch, tmp_path):
     client = installed(monkeypatch, "trackio", TrackioClient())
     assert write(tmp_path, "trackio") == []
     assert client.named("init")[0]["config"] == {"runner.seed": 3, "known": 1}
@@ -159,41 +159,30 @@ def test_trackio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 class SwanLabRun(Client):
     """With the signatures of swanlab 0.10.3."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.config = Client()
 
-    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+    def log(self, data, step=None):
         self.calls.append(("log", (data, step), {}))
 
-    def finish(
-        self, state: str = "success", error: str | None = None, async_log_timeout: int | None = None
-    ) -> None:
+    def finish(self, state="success", error=None, async_log_timeout=None):
         self.calls.append(("finish", (state,), {}))
 
 
 class SwanLabClient(Client):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.run = SwanLabRun()
 
-    def init(
-        self,
-        *,
-        project: str,
-        name: str,
-        id: str,
-        log_dir: str,
-        mode: str | None,
-        resume: str,
-    ) -> SwanLabRun:
+    def init(self, *, project, name, id, log_dir, mode, resume):
         assert mode in (None, "disabled", "online", "local", "offline")
         assert resume in ("must", "allow", "never")
         self.calls.append(("init", (), {"id": id, "mode": mode, "log_dir": log_dir, "name": name}))
         return self.run
 
 
-def test_swanlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_swanlab(monkeypatch, tmp_path):
     for name in ("SWANLAB_MODE", "SWANLAB_API_KEY", "SWANLAB_SAVE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "login"))
@@ -214,19 +203,17 @@ def test_swanlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["init", "log", "finish"])
-def test_a_client_that_fails_warns_once(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_client_that_fails_warns_once(method, monkeypatch, tmp_path):
     class Broken(Wandb):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             if method != "init":
                 setattr(self.run, method, self.fail)
 
-        def answer(self, name: str, named: dict[str, Any]) -> Any:
+        def answer(self, name, named):
             return self.fail() if name == method else super().answer(name, named)
 
-        def fail(self, *_: Any, **__: Any) -> None:
+        def fail(self, *_, **__):
             raise SystemExit("no network")
 
     installed(monkeypatch, "wandb", Broken())
@@ -235,13 +222,11 @@ def test_a_client_that_fails_warns_once(
     assert [line["step"] for line in read_metrics(tmp_path)] == [4, 5]
 
 
-def test_a_client_that_hangs_does_not_hold_up_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_client_that_hangs_does_not_hold_up_the_run(monkeypatch, tmp_path):
     answered = threading.Event()
 
     class Hanging(Wandb):
-        def answer(self, name: str, named: dict[str, Any]) -> Any:
+        def answer(self, name, named):
             answered.wait(20)
             return super().answer(name, named)
 
@@ -256,13 +241,11 @@ def test_a_client_that_hangs_does_not_hold_up_the_run(
         answered.set()
 
 
-def test_too_many_steps_that_wait_are_an_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_too_many_steps_that_wait_are_an_end(monkeypatch, tmp_path):
     answered = threading.Event()
 
     class Slow(Wandb):
-        def answer(self, name: str, named: dict[str, Any]) -> Any:
+        def answer(self, name, named):
             answered.wait(20)
             return super().answer(name, named)
 
@@ -276,16 +259,14 @@ def test_too_many_steps_that_wait_are_an_end(
         answered.set()
 
 
-def test_tensorboard_that_cannot_write_stops_no_run(tmp_path: Path) -> None:
+def test_tensorboard_that_cannot_write_stops_no_run(tmp_path):
     (tmp_path / "tensorboard").write_text("not a folder")
     (said,) = write(tmp_path, "tensorboard")
     assert "tensorboard failed" in said
     assert len(read_metrics(tmp_path)) == 2
 
 
-def test_the_settings_choose_the_trackers_and_name_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_the_settings_choose_the_trackers_and_name_the_run(monkeypatch, tmp_path, capsys):
     client = installed(monkeypatch, "trackio", TrackioClient())
     run = tmp_path / "mine"
     runner = RunnerConfig(run_dir=str(run), trackers=["trackio"], tracker_project="math")
@@ -297,7 +278,7 @@ def test_the_settings_choose_the_trackers_and_name_the_run(
     assert not (run / "tensorboard").exists()
 
 
-def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     config = load(["experiment=quickstart", "runner.trackers=[tensorboard,wandb,mlfow]"])
     missing, unknown = tracker_problems(config)
@@ -305,9 +286,9 @@ def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch: pytest.Monk
 
 
 def test_a_tracker_of_a_file_gets_all_steps_in_its_own_thread(
-    tmp_path: Path,
-    own_plugins: None,  # noqa: F811
-) -> None:
+    tmp_path,
+    own_plugins,  # noqa: F811
+):
     file = Path(__file__).resolve().parents[3] / "examples" / "plugins" / "tracker.py"
     name = f"{file}:CsvTracker"
     try:

@@ -1,7 +1,5 @@
 """A phase observer is told of each phase with its step and seconds, and never stops a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -17,11 +15,11 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "plugins" / "phase_
 
 
 @pytest.fixture(autouse=True)
-def forget(own_plugins: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def forget(own_plugins, monkeypatch):  # noqa: F811
     monkeypatch.setattr(PHASE_OBSERVERS, "_known", {})
 
 
-def run(folder: Path) -> None:
+def run(folder):
     runner = RunnerConfig(run_dir=str(folder), trackers=[], progress=False)
     with open_monitor(folder, runner, total_steps=2) as monitor:
         for step in (1, 2):
@@ -31,7 +29,7 @@ def run(folder: Path) -> None:
             monitor.log_step(step, {"x": 1.0})
 
 
-def test_the_example_writes_a_trace_of_nested_phases(tmp_path: Path) -> None:
+def test_the_example_writes_a_trace_of_nested_phases(tmp_path):
     loading.use(str(EXAMPLE))
     run(tmp_path)
     *events, end = json.loads((tmp_path / "trace.json").read_text())
@@ -42,20 +40,18 @@ def test_the_example_writes_a_trace_of_nested_phases(tmp_path: Path) -> None:
     assert outer["ts"] <= inner["ts"] and inner["dur"] <= outer["dur"]
 
 
-def test_one_that_fails_warns_once_and_is_called_no_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[str] = []
+def test_one_that_fails_warns_once_and_is_called_no_more(tmp_path, capsys):
+    calls = []
 
     class Failing:
-        def __init__(self, run_dir: Path) -> None:
+        def __init__(self, run_dir):
             pass
 
-        def begin(self, phase: str, step: int) -> None:
+        def begin(self, phase, step):
             calls.append(phase)
             raise OSError("no room")
 
-    PHASE_OBSERVERS.register("failing")(Failing)  # type: ignore[arg-type]
+    PHASE_OBSERVERS.register("failing")(Failing)
     run(tmp_path)
     assert calls == ["generate"]
     warnings = (tmp_path / "warnings.jsonl").read_text().splitlines()

@@ -1,27 +1,23 @@
 """``rlmath test plugin``: rlmath's own parts and the examples hold all invariants, and a wrong part
 of each kind is caught by the name of the one that it violates."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits
 from rlmath.algorithms.aggregation import AGGREGATIONS, AggregationTraits, Whole
-from rlmath.algorithms.correction import CORRECTIONS, LogRatios, Weighted
+from rlmath.algorithms.correction import CORRECTIONS, Weighted
 from rlmath.algorithms.curriculum import CURRICULA, PassRates
-from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, GroupScores
+from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
 from rlmath.commands.plugin_test.cli import KINDS, check_plugin
 from rlmath.errors import UserError
-from rlmath.monitor.trackers import TRACKERS, TrackedRun
+from rlmath.monitor.trackers import TRACKERS
 from rlmath.plugins import loading
 from rlmath.rewards import get_reward
 from rlmath.training.checks.base import STEP_CHECKS
@@ -40,12 +36,12 @@ OWN = [
 
 
 @pytest.mark.parametrize(("kind", "name"), OWN)
-def test_own_parts_hold_the_invariants(kind: Any, name: str) -> None:
+def test_own_parts_hold_the_invariants(kind, name):
     assert [one for one in kind.check(name) if not one.holds] == []
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forget(monkeypatch):
     """Registrations of a test are gone after it."""
     for name in ("_imported", "_everywhere", "_failed"):
         monkeypatch.setattr(loading, name, {})
@@ -55,26 +51,24 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_hold_the_invariants_and_are_short(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_examples_hold_the_invariants_and_are_short(file, tmp_path, capsys):
     assert len(file.read_text().splitlines()) < 40
     assert check_plugin(str(file), tmp_path, on_ranks=False) == 0
     printed = capsys.readouterr().out
     assert "ok" in printed and "FAILED" not in printed
 
 
-def test_the_reward_of_a_file() -> None:
+def test_the_reward_of_a_file():
     reward = get_reward(str(EXAMPLES / "reward.py"))
     assert reward(["it is $4$.", "5", ""], prompts=["2+2="] * 3, answers=[["4"]] * 3) == [1, 0, 0]
     assert reward.drain_metrics() == {"words": pytest.approx(4 / 3)}
 
 
-def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path: Path) -> None:
+def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path):
     loading.use(str(EXAMPLES / "step_check.py"))
     echo = step_checks()._checks[-1]
     assert type(echo).__name__ == "Echo"
-    said: list[str] = []
+    said = []
     problem = SimpleNamespace(id="p7", prompt="1+1=")
     samples = [SimpleNamespace(sample=SimpleNamespace(text=text)) for text in ("2", "1+1=2")]
     now = SimpleNamespace(
@@ -82,7 +76,7 @@ def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path: Path) -> 
         monitor=SimpleNamespace(warn=said.append),
         groups=[SimpleNamespace(problem=problem, samples=samples)],
     )
-    assert echo.before_update(now) == {"checks/echoes": 1.0}  # type: ignore[arg-type]
+    assert echo.before_update(now) == {"checks/echoes": 1.0}
     assert said == ["step 3: 1 responses repeat their prompt, the first of p7"]
 
 
@@ -150,13 +144,13 @@ WRONG_LOSSES = {
 }
 
 
-def violated(kind: str, name: str) -> dict[str, str]:
+def violated(kind, name):
     (chosen,) = (one for one in KINDS if one.name == kind)
     return {one.invariant: one.text for one in chosen.check(name) if not one.holds}
 
 
 @pytest.mark.parametrize("invariant", WRONG_LOSSES)
-def test_a_wrong_loss_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_loss_is_caught_by_name(invariant):
     policy_loss("wrong", Options)(WRONG_LOSSES[invariant])
     found = violated("loss", "wrong")
     assert invariant in found
@@ -164,12 +158,12 @@ def test_a_wrong_loss_is_caught_by_name(invariant: str) -> None:
         assert any(character.isdigit() for character in found[invariant]), found
 
 
-def test_a_gradient_that_masks_by_multiplication_is_caught() -> None:
+def test_a_gradient_that_masks_by_multiplication_is_caught():
     policy_loss("wrong", Options)(masked_gradient)
     assert "nan planted" in violated("loss", "wrong")["masked tokens are not read"]
 
 
-def test_a_declared_stop_of_the_gradient_is_no_mistake() -> None:
+def test_a_declared_stop_of_the_gradient_is_no_mistake():
     policy_loss("right", Options, LossTraits(stops_gradient=True))(detached_ratio)
     assert violated("loss", "right") == {}
 
@@ -191,7 +185,7 @@ WRONG_ADVANTAGES = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_ADVANTAGES)
-def test_a_wrong_advantage_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_advantage_is_caught_by_name(invariant):
     def wrong(rewards, group_ids, options, *, token_counts=None):
         return WRONG_ADVANTAGES[invariant](rewards, group_ids)
 
@@ -215,7 +209,7 @@ WRONG_AGGREGATIONS = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_AGGREGATIONS)
-def test_a_wrong_aggregation_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_aggregation_is_caught_by_name(invariant):
     def wrong(counts, groups, length, options):
         return WRONG_AGGREGATIONS[invariant](counts)
 
@@ -233,12 +227,12 @@ WRONG_ESTIMATORS = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_ESTIMATORS)
-def test_a_wrong_kl_estimator_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_kl_estimator_is_caught_by_name(invariant):
     KL_ESTIMATORS.register("wrong")(WRONG_ESTIMATORS[invariant])
     assert invariant in violated("KL estimator", "wrong")
 
 
-def of_masked(ratios: LogRatios) -> Weighted:
+def of_masked(ratios):
     """Ratios of 0 are those of masked tokens, and count."""
     return Weighted(ratios.tokens.exp() / ratios.tokens.exp().mean())
 
@@ -253,7 +247,7 @@ WRONG_CORRECTIONS = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_CORRECTIONS)
-def test_a_wrong_correction_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_correction_is_caught_by_name(invariant):
     def wrong(ratios, bounds, options):
         return WRONG_CORRECTIONS[invariant](ratios)
 
@@ -262,10 +256,10 @@ def test_a_wrong_correction_is_caught_by_name(invariant: str) -> None:
 
 
 class Stateful:
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls = 0
 
-    def __call__(self, scores: GroupScores, options: Options) -> bool:
+    def __call__(self, scores, options):
         self.calls += 1
         return self.calls % 2 == 0
 
@@ -279,7 +273,7 @@ WRONG_FILTERS = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_FILTERS)
-def test_a_wrong_group_filter_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_group_filter_is_caught_by_name(invariant):
     GROUP_FILTERS.register("wrong", traits=FilterTraits(compares=True))(WRONG_FILTERS[invariant])
     assert invariant in violated("group filter", "wrong")
 
@@ -287,22 +281,22 @@ def test_a_wrong_group_filter_is_caught_by_name(invariant: str) -> None:
 class Forever(PassRates):
     """Never tries a problem again."""
 
-    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+    def is_on_cooldown(self, problem_id, step):
         return self.rate(problem_id) is not None
 
 
 class Amnesiac(PassRates):
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state):
         """Nothing."""
 
 
 class Empty(PassRates):
-    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+    def is_on_cooldown(self, problem_id, step):
         return self.rate(problem_id) is None
 
 
 class Random(PassRates):
-    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+    def is_on_cooldown(self, problem_id, step):
         return self.rate(problem_id) is not None and random.random() < 0.5
 
 
@@ -315,43 +309,41 @@ WRONG_CURRICULA = {
 
 
 @pytest.mark.parametrize("invariant", WRONG_CURRICULA)
-def test_a_wrong_curriculum_is_caught_by_name(invariant: str) -> None:
+def test_a_wrong_curriculum_is_caught_by_name(invariant):
     CURRICULA.register("wrong")(lambda settings, _: WRONG_CURRICULA[invariant](settings))
     assert invariant in violated("curriculum", "wrong")
 
 
 class Fragile:
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run):
         self.file = (run.folder / "numbers").open("w")
 
-    def settings(self, text: str, values: Any, compared_by: Any) -> None:
+    def settings(self, text, values, compared_by):
         """Nothing."""
 
-    def step(self, step: int, time_s: float, values: Any, texts: Any) -> None:
+    def step(self, step, time_s, values, texts):
         self.file.write("".join(f"{int(one)}\n" for one in values.values()))
         self.file.write(str(max(values.values())))
 
-    def close(self) -> None:
+    def close(self):
         self.file.close()
 
 
-def test_a_wrong_tracker_is_caught_by_name() -> None:
+def test_a_wrong_tracker_is_caught_by_name():
     TRACKERS.register("wrong")(Fragile)
     found = violated("tracker", "wrong")
     assert "cannot convert float" in found["takes settings, metrics that are not finite, and texts"]
     assert "a step without metrics is no error" in found
 
     class Forgetful(Fragile):
-        def step(self, step: int, time_s: float, values: Any, texts: Any) -> None:
+        def step(self, step, time_s, values, texts):
             self.file.write("step\n" * (9 - step))
 
     TRACKERS.register("forgetful")(Forgetful)
     assert list(violated("tracker", "forgetful")) == ["a resumed run keeps what was written"]
 
 
-def test_the_command_says_which_part_and_invariant(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_which_part_and_invariant(tmp_path, capsys):
     file = tmp_path / "wrong.py"
     file.write_text(
         "from rlmath.algorithms.losses import policy_loss\n"
@@ -372,5 +364,5 @@ def test_the_command_says_which_part_and_invariant(
         check_plugin(str(tmp_path / "gone.py"), tmp_path)
 
 
-def test_losses_are_still_there() -> None:
+def test_losses_are_still_there():
     assert "wrong" not in LOSSES.names()

@@ -16,12 +16,10 @@ from rlmath.commands.plugin_test.cli import KINDS
 from rlmath.commands.plugin_test.rows import check_reward
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES
-from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
 from rlmath.config.environments import ENVIRONMENTS
 from rlmath.engines.transport import TRANSPORTS, SharedMemory, SyncBuffers
 from rlmath.grading.verifiers import VERIFIERS
 from rlmath.model.families import FAMILIES, FAMILY_PLUGINS
-from rlmath.monitor.phase_observers import PHASE_OBSERVERS
 from rlmath.training.checks.base import STEP_CHECKS, StepCheck
 from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
@@ -154,57 +152,6 @@ def test_a_wrong_reward_is_caught_by_name(invariant: str, tmp_path: Path) -> Non
     file.write_text(f"def wrong(completions, solutions, **_):\n    return {REWARDS[invariant]}\n")
     found = {one.invariant for one in check_reward(str(file)) if not one.holds}
     assert invariant in found
-
-
-class Watch:
-    def __init__(self, run_dir: Path) -> None:
-        self.folder, self.inner = run_dir, ""
-
-    def begin(self, phase: str, step: int) -> None:
-        self.inner = phase
-
-    def end(self, phase: str, step: int, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Flat(Watch):
-    def end(self, phase: str, step: int, seconds: float) -> None:
-        assert phase == self.inner
-
-
-class Needy(Watch):
-    def close(self) -> None:
-        assert self.inner != ""
-
-
-class Open(Watch):
-    def close(self) -> None:
-        assert self.inner != "update"
-
-
-class First(Watch):
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(run_dir)
-        (run_dir / "trace").mkdir()
-
-
-@pytest.mark.parametrize(
-    ("observer", "invariant"),
-    [
-        (Flat, "takes phases within phases"),
-        (Needy, "a run without phases is no error"),
-        (Open, "a run that fails within a phase is no error"),
-        (First, "a run may begin again in its folder"),
-    ],
-)
-def test_a_wrong_phase_observer_is_caught_by_name(observer: Any, invariant: str) -> None:
-    PHASE_OBSERVERS.register("wrong")(Watch)
-    assert violated("phase observer") == {}
-    PHASE_OBSERVERS.register("wrong")(observer)
-    assert invariant in violated("phase observer")
 
 
 class Nothing(StepCheck):
@@ -361,22 +308,3 @@ def test_a_wrong_family_is_caught_by_name() -> None:
     assert "hiden" in violated("model family")["sizes are known"]
     FAMILY_PLUGINS.register("wrong")(lambda: {"entries": []})  # type: ignore[arg-type, return-value]
     assert "it is a dict" in violated("model family")["result is a family with architectures"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (lambda: {"seed": 3}, "rlmath gives seed itself; use runner.seed"),
-        (lambda: {"scheduling_polizy": "fcfs"}, "did you mean scheduling_policy"),
-        (lambda: None, "returned a NoneType"),
-    ],
-)
-def test_wrong_engine_arguments_are_caught_by_name(arguments: Any, text: str) -> None:
-    ENGINE_ARGUMENTS.register("wrong")(lambda device, options: {"scheduling_policy": "fcfs"})
-    assert violated("engine arguments") == {}
-    ENGINE_ARGUMENTS.register("wrong")(lambda device, options: arguments())
-    assert text in violated("engine arguments")["vLLM has them, and rlmath does not give them"]
-    ENGINE_ARGUMENTS.register("wrong")(
-        lambda device, options: {"max_logprobs": random.randrange(10**9)}
-    )
-    assert list(violated("engine arguments")) == ["deterministic"]

@@ -7,16 +7,10 @@ import sys
 
 import pytest
 
-from rlmath.rewards import RewardMix, RewardSettingError, get_reward
+from rlmath.rewards import RewardSettingError, get_reward
 from rlmath.rewards.ioi_code import with_includes
 from rlmath.rewards.program_tests import extract_code, same_output
-from rlmath.rewards.sandbox import (
-    CodeProvider,
-    Limits,
-    Program,
-    ProviderError,
-    get_provider,
-)
+from rlmath.rewards.sandbox import CodeProvider, Limits, Program, ProviderError, get_provider
 from rlmath.rewards.sandbox.cloud import build_script, read_reply
 from tests.support.http_server import serve
 
@@ -127,13 +121,6 @@ def test_code_without_tests_cannot_be_scored(local):
         reward(texts[:1], verification_info=["{"])
 
 
-def test_hostile_programs_end(local):
-    reward = get_reward("code", provider=local, cpu_s=1)
-    programs = ("while True: pass", "x = bytearray(10**11)", "while True: print('3')")
-    info = {"language": "python", "test_cases": TESTS[:1]}
-    assert reward([fenced(p) for p in programs], verification_info=[info] * 3) == [0.0] * 3
-
-
 def test_binary_code(local):
     reward = get_reward("binary_code", provider=local)
     half = fenced("a, b = map(int, input().split())\nprint(3)")
@@ -159,15 +146,6 @@ def test_a_provider_that_fails_is_none_and_not_zero():
             language = "cpp" if name == "ioi_code" else "python"
             assert reward([fenced("x", language)], **columns) == [None]
             assert reward.drain_metrics()["provider_errors"] == 1.0
-
-
-def test_in_a_mix(local):
-    items = [{"name": "code", "params": {"provider": local}}, {"name": "format"}]
-    with RewardMix.from_config(items) as mix:
-        assert mix.scope == "sample"
-        (scored,) = mix.score([fenced(ADD)], verification_info=[INFO])
-        assert scored.total == 1.0
-        assert mix.metrics()["rewards/code/provider_errors"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -350,49 +328,6 @@ def test_code_over_piston(local):
             [fenced(ADD)], official_tests=[TESTS], language=["python"], input_mode=["file"]
         )
         assert file_mode == [None], "Piston brings no files back"
-
-
-def test_ioi_code_over_piston():
-    def answer(exchange):
-        names = [f["name"] for f in exchange.body["files"]]
-        assert exchange.body["language"] == "cms_ioi" and names[0] == "graders/sum.cpp"
-        assert {"input.txt", "correct_output.txt", "run"} <= set(names)
-        exchange.reply({"run": {"stdout": "0.5\n", "stderr": "", "code": 0, "signal": None}})
-
-    with serve(answer) as server:
-        settings = {"endpoints": [server.url.removesuffix("/reward")]}
-        with get_reward("ioi_code", provider="piston", provider_settings=settings) as reward:
-            got = reward(
-                [fenced("int a;", "cpp")],
-                id=["SUM"],
-                test_cases=[[("1", "2"), ("3", "4")]],
-                grader_files=[[("run", "x")]],
-                time_limit=[1.0],
-                memory_limit=[2**28],
-            )
-    assert got == [0.5] and len(server.requests) == 2
-
-
-@pytest.mark.parametrize(
-    ("reply", "status"),
-    [
-        ({"message": "runtime is unknown"}, 400),
-        ({"message": "runtime is unknown"}, 200),
-        ({}, 200),
-        ([], 200),
-        ({}, 500),
-        (
-            {"run": {"stdout": "", "stderr": "fork: Resource temporarily unavailable", "code": 1}},
-            200,
-        ),
-    ],
-)
-def test_a_failing_piston_is_none(reply, status):
-    settings = {"retries": 1, "backoff_s": 0.01}
-    with serve(lambda exchange: exchange.reply(reply, status=status)) as server:
-        settings["endpoints"] = server.url
-        with get_reward("code", provider="piston", provider_settings=settings) as reward:
-            assert reward([fenced(ADD)], verification_info=[INFO]) == [None]
 
 
 def test_piston_without_an_address(monkeypatch):

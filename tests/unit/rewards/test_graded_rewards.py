@@ -1,7 +1,5 @@
 """The rewards that look at the final answer, with the real grader behind them."""
 
-import math
-
 import pytest
 
 from rlmath.grading import MathGrader
@@ -124,15 +122,6 @@ def test_cosine_by_hand_without_tokens(grader, text, length, expected):
         assert reward([padded], [GOLD]) == [pytest.approx(expected, abs=0.005)]
 
 
-def test_cosine_orders_wrong_answers_whichever_way_they_are_given(grader):
-    for low, high in ((-0.5, 0.0), (0.0, -0.5)):
-        reward = get_reward(
-            "cosine", min_value_wrong=low, max_value_wrong=high, max_len=100, grader=grader
-        )
-        short, long = reward([WRONG] * 2, solution=[GOLD] * 2, completion_ids=ids(10, 90))
-        assert short < long, "thinking longer before a wrong answer costs less"
-
-
 def test_cosine_of_a_response_that_fills_the_limit(grader):
     reward = get_reward("cosine", exceeded=-10.0, grader=grader, **COSINE)
     got = reward([RIGHT] * 3, solution=[GOLD] * 3, completion_ids=ids(99, 100, 101))
@@ -191,10 +180,3 @@ def test_length_leaves_rows_with_a_bad_gold_out(grader):
         [RIGHT] * 3, solution=["", GOLD, GOLD], completion_ids=ids(5, 5, 15), problem_id=[1] * 3
     )
     assert got == [None, 0.5, -0.5]
-
-
-def test_values_are_plain_finite_floats(grader):
-    for name in ("accuracy", "math", "cosine", "length"):
-        reward = get_reward(name, grader=grader)
-        for v in reward([RIGHT, WRONG], solution=[GOLD] * 2, completion_ids=ids(1, 10**6)):
-            assert type(v) is float and math.isfinite(v)

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.rewards import (
-    RewardError,
-    RewardMix,
-    RewardSettingError,
-    available_rewards,
-    get_reward,
-    register_reward,
-)
+from rlmath.rewards import RewardError, RewardMix, RewardSettingError, available_rewards, get_reward
 from rlmath.rewards import registry as reward_registry
 
 TRL_FILE = """
@@ -258,17 +251,6 @@ def test_trl_own_rewards_run_here(monkeypatch):
         assert ours(completion_ids=[[1] * n]) == overlong(["x"], completion_ids=[[1] * n])
     repeated = get_reward("trl.rewards:get_repetition_penalty_reward", ngram_size=2)
     assert repeated(["x"], completion_ids=[[5] * 5]) == [-0.75]
-
-
-def test_registered_names(monkeypatch):
-    monkeypatch.setattr(reward_registry, "_added", {})
-    register_reward("always", lambda value=1.0: lambda completions, **_: [value] * len(completions))
-    assert "always" in available_rewards()
-    assert get_reward("always", value=2.0)(["a", "b"]) == [2.0, 2.0]
-    with pytest.raises(RewardSettingError, match="is taken"):
-        register_reward("format", lambda: None)
-    with pytest.raises(RewardSettingError, match="looks like a path"):
-        register_reward("my.reward", lambda: None)
 
 
 def test_every_built_in_name_has_its_class():

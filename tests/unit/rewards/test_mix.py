@@ -1,25 +1,17 @@
 """The weighted mix: totals, None, scopes, threads and figures."""
 
-import dataclasses
-import json
 import signal
 import statistics
 import textwrap
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
-from rlmath.config.load import load
-from rlmath.config.schema import CompletionFormat, DataConfig, RewardItem
-from rlmath.data import load_problems
+from rlmath.config.schema import CompletionFormat, RewardItem
 from rlmath.errors import UserError
 from rlmath.grading import MathGrader
-from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
-from rlmath.rewards.base import Reward
-from rlmath.rewards.columns import group_columns
+from rlmath.rewards import RewardError, RewardMix, RewardSettingError
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.training.grace import Grace
 from rlmath.training.metrics import rollout_metrics
@@ -131,13 +123,6 @@ def test_a_reward_of_weight_0_grades_and_adds_nothing():
     assert [g.reward for g in graded] == [g.rewards["format"] for g in graded]
 
 
-def test_metrics_are_drained():
-    with RewardMix.from_config(["format"]) as mix:
-        mix.score(["x"])
-        assert "rewards/format/mean" in mix.metrics()
-        assert mix.metrics() == {}
-
-
 def test_what_a_foreign_function_gets(functions):
     with RewardMix.from_config([f"{functions}:record"]) as mix:
         mix.score_group(PROBLEM, [sample(0, "abc", "length")])
@@ -184,42 +169,6 @@ def trl_functions(tmp_path):
     path = tmp_path / "trl_functions.py"
     path.write_text(textwrap.dedent(TRL_FUNCTIONS))
     return path
-
-
-def test_a_reward_gets_the_whole_row(trl_functions, write_rows):
-    row = {"question": "2+2?", "answer": "#### 4", "answers": "no", "prompts": "no", "level": 3}
-    (problem,) = write_rows([row], prompt_key="question", answer_key="answer")
-    with RewardMix.from_config(["math", f"{trl_functions}:by_answer"]) as mix:
-        mix.check_columns([problem])
-        graded = mix.score_group(problem, [sample(0, r"\boxed{4}"), sample(1, "#### 4")])
-        assert [g.rewards["by_answer"] for g in graded] == [0.0, 1.0], "the field as it is"
-        assert [g.rewards["math"] for g in graded] == [5.0, -5.0], "the answer read out of it"
-    columns = group_columns(problem, [sample(0, "x")])
-    assert columns["prompts"] == ["2+2?"] and columns["answers"] == [["4"]]
-    assert columns["question"] == ["2+2?"] and columns["answer"] == ["#### 4"]
-
-
-@pytest.fixture
-def write_rows(tmp_path):
-    from transformers import BatchEncoding
-
-    class Tokenizer:
-        chat_template = None
-        bos_token_id = eos_token_id = None
-
-        def __call__(self, texts, **_):
-            ids = [1] * len(texts) if isinstance(texts, str) else [[1] * len(t) for t in texts]
-            return BatchEncoding({"input_ids": ids})
-
-        def decode(self, ids):
-            return "?" * len(ids)
-
-    def write(rows, **settings):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return load_problems([path], DataConfig(**settings), Tokenizer())[0]
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -284,24 +233,6 @@ def test_an_item_with_a_grader_of_its_own_gives_the_verdict():
         assert figures["rewards/accuracy/status/no_answer"] == 1.0
 
 
-def test_the_settings_of_a_run_as_hydra_gives_them():
-    from omegaconf import OmegaConf
-
-    from rlmath.config.schema import RewardConfig
-
-    config = OmegaConf.structured(RewardConfig)
-    with RewardMix.from_config(
-        config["items"],
-        correct=config.correct,
-        incorrect=config.incorrect,
-        fallback=config.fallback,
-        num_workers=config.num_workers or 1,
-        timeout_s=config.timeout_s,
-    ) as mix:
-        (scored,) = mix.score([r"\boxed{4}"], answers=[["4"]])
-        assert scored.total == config.correct
-
-
 def test_a_grader_that_is_handed_in_stays_open():
     grader = MathGrader(num_workers=1, fallback="marker")
     with RewardMix.from_config(["accuracy"], grader=grader) as mix:
@@ -324,33 +255,6 @@ def test_box_beside_language_without_table_reaches_metrics_and_saved_groups():
     for one in older["samples"]:
         del one["untabled"]
     assert not any(one.untabled for one in group_from_state(older, PROBLEM).samples)
-
-
-def test_placeholder_gold_is_never_paid():
-    problem = dataclasses.replace(PROBLEM, answers=("proof",))
-    with RewardMix.from_config(["accuracy"]) as mix:
-        (graded,) = mix.score_group(problem, [sample(0, r"\boxed{proof}")])
-    assert (graded.status, graded.reward, graded.correct) == ("bad_gold", None, None)
-
-
-def test_a_mix_without_a_grader_has_no_verdict():
-    with RewardMix.from_config(["format"]) as mix:
-        (scored,) = mix.score(["x"])
-        assert (scored.correct, scored.status, scored.grade) == (None, "ungraded", None)
-
-
-def test_a_reward_that_raises(functions):
-    with (
-        RewardMix.from_config([f"{functions}:raises"]) as mix,
-        pytest.raises(RewardError, match="reward raises: KeyError: 'nothing there'"),
-    ):
-        mix.score(["a"])
-    with RewardMix.from_config([f"{functions}:raises", "format"], on_error="none") as mix:
-        assert mix.score(["a"])[0].rewards == {"raises": None, "format": 0.0}
-        figures = mix.metrics()
-        assert figures["rewards/raises/errors"] == 1.0
-        assert figures["rewards/raises/none_share"] == 1.0
-        assert "rewards/raises/mean" not in figures
 
 
 def test_a_reward_that_raises_is_one_message_with_place_samples_and_columns(tmp_path):
@@ -492,36 +396,6 @@ def test_items_of_the_settings_have_a_format_and_a_scope(functions):
         RewardMix.from_config([{"name": function, "completion_format": "list"}])
 
 
-GIVEN = ["model.path=m", "runner.run_dir=r", "data.train_paths=[t]"]
-
-
-def test_the_settings_file_takes_both(functions, tmp_path):
-    mine = tmp_path / "experiment" / "mine.yaml"
-    mine.parent.mkdir()
-    mine.write_text(
-        "# @package _global_\nreward:\n  items:\n"
-        f"    - name: {functions}:record\n      completion_format: chat\n      needs_group: false\n"
-        f"    - name: {functions}:record\n      label: whole\n"
-    )
-    config = load([*GIVEN, "experiment=mine"], config_dir=tmp_path)
-    item = config.reward.items[0]
-    assert (item.completion_format, item.needs_group) == (CompletionFormat.chat, False)
-    with RewardMix.from_config(config.reward.items, completion_format="text") as mix:
-        assert [i.reward.needs_group for i in mix.items] == [False, True]
-        mix.prescore(["abc"], prompts=["p"])  # only what needs no group, and as messages
-        assert globals_of(mix)["seen"]["completions"] == [[{"role": "assistant", "content": "abc"}]]
-
-
-def test_needs_group_can_be_declared(functions):
-    with RewardMix.from_config([f"{functions}:at_once"]) as mix:
-        assert mix.scope == "sample"
-    with RewardMix.from_config([f"{functions}:record"]) as mix:
-        assert mix.scope == "group", "a foreign function that says nothing may compare"
-    item = {"name": f"{functions}:record", "needs_group": False}
-    with RewardMix.from_config([item]) as mix:
-        assert mix.scope == "sample"
-
-
 def test_many_threads(functions):
     items = ["math", f"{functions}:one_at_a_time"]
     with RewardMix.from_config(items, num_workers=1) as mix, ThreadPoolExecutor(8) as pool:
@@ -543,32 +417,6 @@ def test_thread_safe_rewards_run_side_by_side(functions):
         assert globals_of(mix)["most_inside"] > 1
 
 
-def test_a_slow_reward_does_not_hold_up_others():
-    class Slow(Reward):
-        def __call__(self, completions, **columns):
-            time.sleep(0.5)
-            return [0.0] * len(completions)
-
-    class Quick(Reward):
-        def __call__(self, completions, **columns):
-            return [1.0] * len(completions)
-
-    slow = RewardMix([MixItem(Slow(), "slow")])
-    quick = RewardMix([MixItem(Quick(), "quick")])
-    thread = threading.Thread(target=slow.score, args=(["a"],))
-    thread.start()
-    assert quick.score(["a"])[0].total == 1.0
-    assert thread.is_alive()
-    thread.join()
-
-
-def test_labels():
-    with RewardMix.from_config(
-        ["format", "format", "format", {"name": "tag_count", "label": "tags"}]
-    ) as mix:
-        assert [i.label for i in mix.items] == ["format", "format_2", "format_3", "tags"]
-
-
 def test_settings_that_cannot_work():
     with pytest.raises(RewardSettingError, match=r"reward.items is empty"):
         RewardMix.from_config([])
@@ -585,35 +433,3 @@ def test_settings_that_cannot_work():
         ),
     ):
         mix.score(["a"], answers=[["4"]])
-
-
-def test_closing_stops_the_workers():
-    import psutil
-
-    # Other tests' ranks, engines and graders may live on in this process.
-    others = {p.pid for p in psutil.Process().children(recursive=True)}
-    mix = RewardMix.from_config(["math"], num_workers=1)
-    hard = r"\boxed{\sum_{k=1}^1 \sin^2 x + \cos^2 x}"
-    mix.score([hard], answers=[["1"]])
-    before = {p.pid for p in psutil.Process().children(recursive=True)} - others
-    assert before
-    mix.close()
-    mix.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        left = {p.pid for p in psutil.Process().children(recursive=True)} & before
-        if not [p for p in left if "resource_tracker" not in _command(p)]:
-            break
-        time.sleep(0.05)
-    assert [
-        p for p in left if "resource_tracker" not in _command(p) and "forkserver" not in _command(p)
-    ] == []
-
-
-def _command(pid):
-    import psutil
-
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return "resource_tracker"  # gone

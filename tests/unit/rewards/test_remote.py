@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rlmath.rewards import RewardMix, RewardSettingError, get_reward
+from rlmath.rewards import RewardSettingError, get_reward
 from tests.support.http_server import serve
 
 FAST = {"timeout_s": 2.0, "retries": 1, "backoff_s": 0.01}
@@ -191,17 +191,6 @@ def test_one_failed_part_does_not_spoil_the_others():
 
     with serve(answer) as server, get_reward(server.url, batch_size=1, **FAST) as reward:
         assert reward(["a", "bad", "abc"]) == [1.0, None, 3.0]
-
-
-def test_in_a_mix():
-    with serve(lambda exchange: exchange.reply({}, status=500)) as server:
-        items = [{"name": server.url, "params": FAST}, {"name": "tag_count"}]
-        with RewardMix.from_config(items) as mix:
-            (scored,) = mix.score(["a"], prompts=["q"])
-            assert scored.rewards == {"remote": None, "tag_count": 0.0} and scored.total == 0.0
-            figures = mix.metrics()
-            assert figures["rewards/remote/none_share"] == 1.0
-            assert figures["rewards/remote/failed_calls"] == 1.0
 
 
 def test_settings_that_cannot_work():

@@ -60,13 +60,6 @@ def test_format(text, expected):
     assert value(get_reward("format"), text) == expected
 
 
-def test_format_without_line_breaks():
-    reward = get_reward("format", strict=False)
-    assert value(reward, "<think>a</think><answer>b</answer>") == 1.0
-    assert value(reward, "<think>a</think> x <answer>b</answer>") == 0.0
-    assert value(reward, "<think>a</think><answer>b</answer>c") == 0.0
-
-
 PREFILLED = GOOD.removeprefix("<think>\n")
 
 
@@ -243,13 +236,6 @@ def test_soft_overlong_punishment_by_share_of_the_limit():
             get_reward("soft_overlong_punishment", max_completion_len=10, **both)
 
 
-def test_soft_overlong_punishment_as_a_step():
-    reward = get_reward("soft_overlong_punishment", max_completion_len=10, soft_punish_cache=0)
-    assert reward(completion_ids=[[1] * 10, [1] * 11]) == [0.0, -1.0]
-    with pytest.raises(RewardSettingError, match="soft_punish_cache=20"):
-        get_reward("soft_overlong_punishment", max_completion_len=10, soft_punish_cache=20)
-
-
 def test_stop_properly():
     reward = get_reward("stop_properly", penalty=-0.5)
     reasons = ["stop", "length", "abort", None]
@@ -303,11 +289,6 @@ def test_unknown_names_and_settings_are_explained():
 def test_a_completion_that_is_none_of_these_is_named():
     with pytest.raises(RewardSettingError, match="not int"):
         get_reward("format")([3])
-
-
-def test_message_content_in_parts():
-    parts = [{"role": "assistant", "content": [{"type": "text", "text": GOOD}]}]
-    assert get_reward("format")([parts]) == [1.0]
 
 
 # In the form of the GRPO notebooks: the question is the last message's content.

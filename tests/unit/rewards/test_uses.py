@@ -228,9 +228,3 @@ def test_custom_rm_of_slime_awaits_all_samples_at_once(file):
         return reward([" 4", "5"], **columns)
 
     assert asyncio.run(inside_a_loop()) == [7.0, 1.0]
-
-
-def test_in_a_mix_with_other_rewards(file):
-    with RewardMix.from_config([f"{file}:batched", f"{file}:without_info"]) as mix:
-        scored = mix.score(["4", "55"], prompts=["2+2="] * 2, answers=[["4"]] * 2)
-    assert [one.total for one in scored] == [2.0, 2.0]

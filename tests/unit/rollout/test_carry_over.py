@@ -5,10 +5,7 @@ The real sampler, stream, grading, filters and ledger; samples of made-up length
 
 from collections import Counter
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.schedule import must_train, steps_that_train
@@ -62,24 +59,6 @@ def test_samples_that_are_trained_on_want_routes_also_after_a_restart(collector,
     assert {one.wants_routes for one in engines.requests} == {replay == "engine"}
 
 
-def test_each_sample_is_whole_and_says_who_sampled_what(collector):
-    sampler = sampler_of(*CARRY_OVER, "rollout.max_lag=3")
-    most = 0
-    for step in range(1, 15):
-        found, engines = sample(sampler, step, collector)
-        for group in found.groups:
-            for graded in group.samples:
-                one = graded.sample
-                length = engines.length(one.seed)
-                assert one.finish_reason == "stop" and len(one.token_ids) == length
-                assert one.token_ids.tolist() == [one.seed % 1000 + i for i in range(length)]
-                versions, starts = zip(*one.spans, strict=True)
-                assert starts[0] == 0 and list(versions) == sorted(set(versions))
-                assert step - 1 - versions[0] <= 3
-                most = max(most, len(versions))
-    assert most >= 3
-
-
 def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector):
     for extra in (("rollout.cut_after_tokens=40",), (CARRY_OVER[1], "rollout.max_lag=0")):
         for rules in ((), FILTERED[:2]):
@@ -93,67 +72,6 @@ def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector):
                 assert anywhere(one)[0] == anywhere(two)[0]
                 assert one.metrics == {name: two.metrics[name] for name in one.metrics}
                 assert one.dropped == two.dropped
-
-
-@settings(deadline=None)
-@given(
-    st.integers(1, 5),
-    st.integers(0, 5),
-    st.integers(1, 45),
-    st.floats(0, 1),
-    st.integers(0, 999),
-    st.booleans(),
-)
-def test_whatever_the_lengths_no_group_is_lost_or_too_old(
-    collector, groups, max_lag, budget, spread, seed, filtered
-):
-    """The sampler itself stops when a group is lost or older than it may be."""
-    sampler = sampler_of(
-        *(CARRY_OVER[0], f"rollout.cut_after_tokens={budget}", f"rollout.max_lag={max_lag}"),
-        *(f"algorithm.prompts_per_step={groups}", f"runner.seed={seed}"),
-        *(FILTERED if filtered else ()),
-        problems=3,
-    )
-    trained = 0
-    for step in range(1, 9):
-        found, engines = sample(sampler, step, collector, seed + step, spread)
-        trained += len(found.groups)
-        if not filtered:
-            assert len(found.groups) == groups
-            assert found.metrics.get("rollout/lag_max", 0) <= max_lag
-            live = found.metrics.get("sampling/live_groups", 0)
-            assert live + found.metrics["sampling/carried_over_groups"] <= max_lag * groups
-        keys = [one.key for one in engines.requests if one.budget_tokens is None]
-        assert len(keys) == len(set(keys)), "a sample without a budget is asked for once"
-    balance = sampler.ledger.balance
-    assert balance.ended[Event.trained] == trained
-    assert balance.admitted == sum(balance.ended.values()) + len(balance.live)
-
-
-def test_the_length_bias_is_seen_and_does_not_last(collector, tmp_path):
-    """Short groups finish first, and long ones later: over a run both are trained."""
-    straight = sampler_of(*CARRY_OVER, "rollout.max_lag=4")
-    biases, trained, finished = [], [], []
-    for step in range(1, 41):
-        found, _ = sample(straight, step, collector, spread=0.5)
-        trained += [s.sample for g in found.groups for s in g.samples]
-        finished += [s.sample for g in found.finished for s in g.samples]
-        biases.append(found.metrics["rollout/length_bias"])
-        live = [
-            s
-            for group in straight._live.values()
-            for s in (*group.finished.values(), *group.cut.values())
-        ]
-        expected = np.mean([len(s.token_ids) for s in trained])
-        whole = [s for s in (*finished, *live) if s.finish_reason != "cut"]
-        expected *= len(whole) / sum(len(s.token_ids) for s in (*finished, *live))
-        assert biases[-1] == pytest.approx(expected - 1)
-        state = through_a_checkpoint(straight, tmp_path)
-        ledger, straight = straight.ledger, sampler_of(*CARRY_OVER, "rollout.max_lag=4")
-        straight.ledger = ledger
-        straight.load_state_dict(state)
-    assert min(biases) < -0.15, "the long ones come later"
-    assert abs(biases[-1]) < 0.05
 
 
 def test_long_samples_are_finished_when_their_group_is_due(collector):

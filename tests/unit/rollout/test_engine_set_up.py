@@ -22,7 +22,7 @@ from rlmath.engines.engine_arguments import (
     cache_folder,
     cuda_arguments,
 )
-from rlmath.engines.engine_workers import check_gpus, smallest
+from rlmath.engines.engine_workers import check_gpus
 from rlmath.engines.requests import FLASHINFER_VARIABLES
 from rlmath.engines.routes import RouteSpec
 from rlmath.engines.step_loop import StepLoop
@@ -245,9 +245,3 @@ def test_each_worker_of_an_engine_is_bound_beside_its_gpu(gpu_spec, monkeypatch)
     loop._engine = SimpleNamespace(collective_rpc=collective_rpc, vllm_config=given)
     loop._ask_workers(replace(gpu_spec, device_ids=("6", "4"), kv_cache_bytes=None))
     assert bound == [0, 1] and loop.kv_cache_bytes == 8
-
-
-def test_a_cache_is_as_large_as_the_rank_with_the_least_memory_allows():
-    assert smallest([7, 5]) == 5
-    assert smallest([None, None]) is None
-    assert smallest([]) is None

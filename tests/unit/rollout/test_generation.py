@@ -139,30 +139,6 @@ def test_idle_share_counts_engines_without_work():
     }
 
 
-def test_a_round_of_the_recipe_idles_less_than_with_whole_groups():
-    """The 1.5B recipe on a quarter of its GPUs: 128 prompts x 16 samples on 32 engines.
-
-    Problems decide half of the variance of log length. Step times of a 1.5B model in bfloat16 at
-    2 TB/s: 4 ms and 14 ns a token held.
-    """
-    lengths_of = lengths(3, 0.7, 0.7, 8000)
-
-    def play_round(wanted, engines):
-        pool = VirtualPool(engines, lengths_of, step_s=4e-3, token_s=14e-9)
-        return play(pool, wanted)[0]
-
-    spread = play_round(requests(128, 16), 32)
-    # Whole groups, as they would be dealt at once: engine i has problems i, i + 32, ...
-    alone = [
-        play_round([r for r in requests(128, 16) if int(r.problem_id[1:]) % 32 == i], 1)
-        for i in range(32)
-    ]
-    whole_s = max(one.duration_s for one in alone)
-    whole_idle = 1 - sum(one.duration_s for one in alone) / (32 * whole_s)
-    assert spread.idle_share() < 0.75 * whole_idle
-    assert spread.duration_s < 0.95 * whole_s
-
-
 def test_without_an_engine_that_has_the_weights_it_says_so():
     pool = VirtualPool(1, lambda _: 50)
     pool.weights_version = 3

@@ -18,11 +18,7 @@ from rlmath.rollout.live_group import LiveGroup
 from rlmath.training.checkpointing import Saver
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.support import fake_engines
-from tests.support.fake_engines import (
-    anywhere,
-    sampler_of,
-    through_a_checkpoint,
-)
+from tests.support.fake_engines import anywhere, sampler_of, through_a_checkpoint
 
 SETTINGS = ("rollout.schedule=carry_over", "rollout.cut_after_tokens=8", "rollout.max_lag=3")
 

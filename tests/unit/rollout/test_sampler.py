@@ -7,10 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlmath.config.data import DataConfig
 from rlmath.data import ProblemStream
-from rlmath.data.light_tokenizer import LightTokenizer
-from rlmath.data.source_stream import SourceStream
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.support import fake_engines
@@ -33,43 +30,11 @@ def sampler_of(*overrides, **more):
     return fake_engines.sampler_of(*(f"algorithm.{one}" for one in overrides), **more)
 
 
-def stream_of(source):
-    """A list, or a data source."""
-    if source is None:
-        return ProblemStream(PROBLEMS)
-    return SourceStream(DataConfig(source=source), LightTokenizer("tiny"))
-
-
 def sample(sampler, step, collector, order_seed=0):
     return sample_from(Truncating(order_seed, 0), sampler, step, collector)
 
 
 FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
-
-
-@pytest.mark.parametrize(
-    "source", [None, f"{EXAMPLES}/data_source.py:Sums"], ids=["list", "source"]
-)
-def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(
-    collector,
-    source,
-    own_plugins,  # noqa: F811
-):
-    straight, other = (sampler_of(*FILTERED, stream=stream_of(source)) for _ in range(2))
-    carried_over = 0.0
-    for step in range(1, 6):
-        one, two = sample(straight, step, collector, step), sample(other, step, collector, -step)
-        assert one == two
-        assert len(one.groups) == 4
-        assert all(s.repetition for group in one.finished for s in group.samples)
-        for group in one.groups:
-            rewards = [s.reward for s in group.samples]
-            assert rewards[0] != rewards[1] and None not in rewards
-        carried_over += one.metrics["sampling/carried_over_groups"]
-        again = sampler_of(*FILTERED, stream=stream_of(source))
-        again.load_state_dict(json.loads(json.dumps(other.state_dict())))
-        other = again
-    assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.
 
 
 def test_counts_of_what_was_dropped(collector):

@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlmath.checks.attempts import ATTEMPTS_FILE
 from rlmath.cli import main
 from rlmath.config.load import load
 from rlmath.model.parallel import Layout
 from rlmath.model.tiny import make_tiny_model
 from rlmath.monitor import MetricsWriter, read_summary
-from rlmath.monitor.startup import StartLog
-from rlmath.training.loop import curves_if_interrupted
 from rlmath.training.metrics import rollout_metrics
 from rlmath.training.summary import ending, summarize
 from tests.support.samples import make_group, make_sample
@@ -96,28 +93,6 @@ def test_the_end_says_how_many_steps_were_skipped(tmp_path):
         writer.write(3, {"sampling/trained_groups": 4.0, "rollout/rewards": 1.0})
     text = ending(config, summarize(config, layout, {}))
     assert "skipped  2 of them" in text and "no weight" not in text
-
-
-def test_an_interrupted_run_has_its_curves(tmp_path):
-    steps(tmp_path)
-    (tmp_path / ATTEMPTS_FILE).write_text('{"after_step": 2, "config": "x", "started": ""}\n')
-    with pytest.raises(KeyboardInterrupt), curves_if_interrupted(tmp_path):
-        raise KeyboardInterrupt
-    assert (tmp_path / "curves.png").is_file()
-    # Before the first step there is nothing to draw, and the error is the run's own.
-    with pytest.raises(RuntimeError, match="no GPU"), curves_if_interrupted(tmp_path / "none"):
-        raise RuntimeError("no GPU")
-
-
-def test_a_start_says_what_begins_and_where_its_output_is(tmp_path, capsys):
-    say = StartLog(tmp_path / "logs")
-    say("starting Ray")
-    say("starting ranks", logs=True)
-    say("starting engines", logs=True)
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first.endswith(" s  starting Ray")
-    assert second.endswith(f"; logs in {tmp_path / 'logs'}")
-    assert "logs" not in third
 
 
 def test_the_standard_error_of_a_reward_is_over_problems():

@@ -13,7 +13,6 @@ from rlmath.actor.rank_step import StepResult
 from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals
-from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor
@@ -22,7 +21,6 @@ from rlmath.training.checks.base import AfterUpdate, BeforeUpdate
 from rlmath.training.checks.log_probs import LogProbAgreement
 from rlmath.training.gate import TAIL_SEEDS, AlignmentError
 from rlmath.training.mismatch import choose_correction, correction_metrics, mismatch_metrics
-from rlmath.training.plan import plan_step
 from tests.support.batches import batch_of_lengths
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
@@ -69,19 +67,6 @@ def alignment_of(batch, stale_kv=False):
             )
         )
     return Alignment.join(parts)
-
-
-def test_mismatch_by_lag():
-    batch = batch_of([[0.0, 0.0], [math.log(2.0)]], versions=[4, 3])
-    found = mismatch_metrics(alignment_of(batch))
-    assert found["mismatch/mean_w"] == pytest.approx(4 / 3)
-    assert found["mismatch/effective_sample_size"] == pytest.approx(16 / 6 / 3)
-    assert found["mismatch/lag_0/mean_w"] == 1.0
-    assert found["mismatch/lag_1/mean_w"] == pytest.approx(2.0)
-    assert found["mismatch/lag_1/k3"] == pytest.approx(1.0 - math.log(2.0))
-    assert found["mismatch/lag_1/token_count"] == 1
-    fresh = dataclasses.replace(batch, weights_versions=torch.tensor([4, 4]))
-    assert not [k for k in mismatch_metrics(alignment_of(fresh)) if "lag" in k]
 
 
 def test_tokens_of_a_sequence_of_two_versions_count_by_their_own():
@@ -416,16 +401,6 @@ def test_a_failed_gate_stops_or_warns(tmp_path, capsys):
         assert "mean exp|logp_actor - logp_engine| is 1.77" in capsys.readouterr().err
 
 
-def test_tokens_that_are_the_same_are_measured_once():
-    """The shortcut of ``Alignment.of`` gives the same numbers as measuring again."""
-    batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
-    found = alignment_of(batch)
-    assert found.loss.metrics() == found.fresh.metrics()
-    masked = dataclasses.replace(batch, loss_mask=torch.tensor([True, True, False]))
-    found = alignment_of(masked)
-    assert found.loss.metrics()["mean_w"] < found.fresh.metrics()["mean_w"]
-
-
 def test_auto_writes_down_what_it_took_and_why(tmp_path, capsys):
     same = alignment_of(batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])).loss
     apart = alignment_of(batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])).loss
@@ -448,18 +423,3 @@ def test_auto_writes_down_what_it_took_and_why(tmp_path, capsys):
     both = correction_metrics(chosen[1], totals + CorrectionTotals(3, 2, 0, 1, 1, 3.0))
     assert both["correction/rejected_tokens"] == pytest.approx(1 / 6)
     assert both["correction/mean_weight"] == pytest.approx(5 / 6)
-
-
-def test_every_number_of_the_losses_arrives():
-    config = load(
-        [
-            *GIVEN,
-            "algorithm.loss=dppo",
-            "algorithm.loss_options.divergence=kl",
-            "algorithm.loss_options.threshold=0.125",
-            "algorithm.correction.off_policy_mask_kl=0.5",
-        ]
-    )
-    objective = plan_step(config, 1).objective
-    assert objective.loss_options == DppoOptions(Divergence.kl, threshold=0.125)
-    assert objective.off_policy_mask_kl == 0.5

@@ -4,7 +4,6 @@ import contextlib
 import json
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -49,16 +48,6 @@ def test_engines_read_no_weights_where_the_ranks_send_all_before_the_first_step(
     overrides, resumes, reads
 ):
     assert engines_have_to_read(load([*GIVEN, *overrides]), resumes=resumes) is reads
-
-
-@pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])
-def test_the_ranks_are_told_how_to_take_logits(logits, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
-    given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
-    config = load([*given, "cluster.device=cpu", f"actor.logits={logits}"])
-    layout = resolve_layout(config, Device.cpu)
-    settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
-    assert settings.model.logits == logits
 
 
 def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path):
@@ -137,7 +126,7 @@ def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
         assert ends == ["workers", "Ray"]
 
 
-RANK_4: dict[str, Any] = {
+RANK_4 = {
     "rank": 4,
     "alpha": 32.0,
     "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],

@@ -114,29 +114,6 @@ def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):
     return found, ranks.policy.passes
 
 
-def test_one_minibatch_needs_no_pass():
-    found, passes = prepared("algorithm.minibatches_per_step=1", "algorithm.advantage=dr_grpo")
-    assert passes == [] and found.entropy is None
-    assert found.batch.old_log_probs is None and found.batch.ref_log_probs is None
-    assert found.batch.advantages.tolist() == [0.5, 0.5, -0.5, -0.5, -0.5, -0.5, 0.5]
-    assert found.metrics["rollout/response_tokens"] == 7
-
-
-def test_several_minibatches_need_the_old_log_probs():
-    found, passes = prepared("algorithm.minibatches_per_step=2")
-    assert passes == ["old"]
-    assert torch.equal(found.batch.old_log_probs, ACTOR)
-    assert found.entropy == pytest.approx(float(ENTROPY.mean()))
-    assert {"alignment/k3", "mismatch/k3"} <= set(found.metrics)
-
-
-def test_rollout_log_probs_can_be_the_old_ones():
-    found, passes = prepared("algorithm.old_log_probs=engine", "algorithm.entropy_top_share=0.5")
-    assert passes == ["old"]
-    assert found.batch.old_log_probs.tolist() == [-1.0] * 7
-    assert int(found.batch.policy_factors.sum()) == 4
-
-
 def test_a_kl_in_the_reward_costs_this_token_and_those_before_it():
     found, passes = prepared(
         *("algorithm.minibatches_per_step=2", "algorithm.advantage=dr_grpo"),

@@ -3,7 +3,6 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from rlmath.utils import transformer_engine as te_install
 
 pytestmark = pytest.mark.process
 
-Install = Callable[..., None]
 ON_CUDA = Platform("cuda", "nccl", "transformer_engine")
 
 

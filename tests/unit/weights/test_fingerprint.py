@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import rlmath.weights.fingerprint as fingerprint_module
 from rlmath.engines.transports import engine_fingerprints
 from rlmath.engines.transports.engine_fingerprints import _of_packed, _of_quantized
 from rlmath.engines.transports.engine_parts import Part
@@ -64,13 +63,6 @@ def test_parts_add_up(rows, columns, dim, data):
     assert reduce(add, parts) == fingerprint(whole)
 
 
-def test_chunks_do_not_matter(monkeypatch):
-    x = tensor((50, 7))
-    expected = fingerprint(x)
-    monkeypatch.setattr(fingerprint_module, "_CHUNK_ELEMENTS", 20)
-    assert fingerprint(x) == expected
-
-
 def test_one_flipped_bit_and_swaps_are_seen():
     x = tensor((64, 48), torch.bfloat16)
     original = fingerprint(x)
@@ -84,15 +76,6 @@ def test_one_flipped_bit_and_swaps_are_seen():
     assert fingerprint(x[:48].T.contiguous()) != fingerprint(x[:48])
     assert fingerprint(x.roll(1, 1)) != original
     assert fingerprint(torch.cat([x[32:], x[:32]])) != original
-
-
-def test_a_rectangle_adds_what_it_adds_to_the_whole():
-    whole = tensor((6, 10))
-    cells = [(slice(0, 4), slice(0, 3)), (slice(0, 4), slice(3, 10)), (slice(4, 6), slice(0, 10))]
-    parts = [
-        fingerprint(whole[rows, columns], rows.start, columns.start) for rows, columns in cells
-    ]
-    assert reduce(add, parts) == fingerprint(whole)
 
 
 def test_negative_and_subnormal_zeros_are_zero():

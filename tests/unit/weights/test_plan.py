@@ -6,24 +6,13 @@ import pytest
 import torch
 
 from rlmath.cli import main
-from rlmath.commands.plan.weights import as_json, as_table
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
-from rlmath.model.published import KNOWN
-from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.plan import (
-    plan_weights,
-)
+from rlmath.weights.plan import plan_weights
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
 
-SOURCES = [
-    Layout(),
-    Layout(2),
-    Layout(4),
-    Layout(2, 3),
-    Layout(1, 2, pipeline_layers=(1, 2)),
-]
+SOURCES = [Layout(), Layout(2), Layout(4), Layout(2, 3), Layout(1, 2, pipeline_layers=(1, 2))]
 
 
 def elements(plan, operation):
@@ -92,19 +81,13 @@ def chunks_of(layers, layout):
 
 
 def test_layers_of_virtual_and_uneven_stages():
-    assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (
-        ((0, 1), (4, 5)),
-        ((2, 3), (6, 7)),
-    )
+    assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (((0, 1), (4, 5)), ((2, 3), (6, 7)))
     assert chunks_of(7, Layout(1, 3, pipeline_layers=(1, 4, 2))) == (
         ((0,),),
         ((1, 2, 3, 4),),
         ((5, 6),),
     )
-    assert chunks_of(7, Layout(1, 2, virtual_stages=2)) == (
-        ((0, 1), (4, 5)),
-        ((2, 3), (6,)),
-    )
+    assert chunks_of(7, Layout(1, 2, virtual_stages=2)) == (((0, 1), (4, 5)), ((2, 3), (6,)))
     assert chunks_of(7, Layout(1, 3, virtual_stages=2)) == (
         ((0,), (4,)),
         ((1, 2), (5,)),
@@ -178,27 +161,3 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
 def test_options_that_cannot_be_are_named(options, words, capsys):
     assert main(["plan", "weights", *options.split()]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_a_model_is_known_by_name(capsys):
-    layout = ["actor.tensor_parallel=2", "actor.expert_parallel=8", "rollout.tensor_parallel=4"]
-    assert main(["plan", "weights", "model.path=qwen3_30b_a3b", *layout]) == 0
-    table = capsys.readouterr().out
-    assert "actor TP 2 x PP 1 x EP 8 -> engine TP 4" in table
-    assert "pp 0 tp 0 ep 7" in table
-
-
-# Sizes of the presets' models, as published.
-R1_DISTILL_7B = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
-QWEN3_30B_A3B = model_spec(KNOWN["Qwen3-30B-A3B"])
-
-
-def test_real_sizes_are_planned():
-    plan = plan_weights(R1_DISTILL_7B, Layout(4), Layout(2))
-    assert plan.num_bytes == 15_231_233_024
-    # The embedding alone is more than a bucket.
-    assert plan.largest_bucket_bytes == 152064 * (3584 * 2 + 64)
-    assert "engine TP 2" in as_table(plan)
-    plan = plan_weights(QWEN3_30B_A3B, Layout(4, expert_parallel=8), Layout(4))
-    assert plan.num_bytes == 61_064_245_248
-    assert len(as_json(plan)["buckets"]) == len(plan.buckets)

@@ -128,14 +128,6 @@ def test_tensors_of_a_bucket_keep_out_of_each_others_way():
     assert (buffer == 255).sum() >= bucket.num_bytes - written
 
 
-def test_a_bucket_counts_the_gaps():
-    metas = [TensorMeta(str(i), (16, 32), torch.float32) for i in range(5)]
-    # 16 rows of 128 + 64 bytes = 3072; two fit in 6144, and the first bucket has an eighth.
-    buckets = cut_into_buckets(metas, 6144 / 2**20)
-    assert [len(bucket.tensors) for bucket in buckets] == [1, 2, 2]
-    assert [bucket.num_bytes for bucket in buckets] == [3072, 6144, 6144]
-
-
 def ours():
     return [name for name in os.listdir(segments.FOLDER) if name.startswith("rlmath_full")]
 
@@ -157,10 +149,7 @@ def test_shared_memory_that_another_process_takes_first(monkeypatch):
     assert not ours()
 
 
-@given(
-    st.sampled_from([(7,), (5, 3), (1, 8), (4, 2, 3)]),
-    st.lists(st.integers(0, 24), max_size=3),
-)
+@given(st.sampled_from([(7,), (5, 3), (1, 8), (4, 2, 3)]), st.lists(st.integers(0, 24), max_size=3))
 def test_parts_add_up_to_the_whole(shape, cuts):
     values = torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
     size = values.numel()
@@ -171,10 +160,6 @@ def test_parts_add_up_to_the_whole(shape, cuts):
     # Whole rows are no copies.
     whole = [block for _, block in parts if block.data_ptr() and len(block) > 1]
     assert all(block._base is not None for block in whole)
-
-
-def test_nothing_is_nothing():
-    assert list(rows_of(torch.ones(3, 2), 4, 4)) == []
 
 
 def gpus(count):

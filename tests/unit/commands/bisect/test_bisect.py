@@ -1,64 +1,57 @@
 """``rlmath bisect`` finds a difference that was planted in one of two runs, by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from rlmath.checks import attempts
 from rlmath.cli import main
-from rlmath.commands.bisect.compare import Comparison
 from rlmath.commands.bisect.compare import compare as compare_runs
 from rlmath.monitor.digests import DIGESTS_FILE, comparable, details_path, read_digests
 from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.run_settings import ATTEMPTS_FILE
 from rlmath.training.digests import add_fingerprints, digest_values
-from rlmath.types import Group
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 from tests.unit.commands.made_run import Run
 from tests.unit.commands.report.run_maker import group
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
+def base(tmp_path):
     return Run(tmp_path / "a").go().folder
 
 
-def compare(a: Path, b: Path) -> Comparison:
+def compare(a, b):
     return compare_runs(RunFolder(a), RunFolder(b))
 
 
-def phase(found: Comparison) -> tuple[int, str]:
+def phase(found):
     assert found.parting is not None
     return found.parting.step, found.parting.phase.name
 
 
-def keys(found: Comparison) -> list[str | None]:
+def keys(found):
     assert found.parting is not None
     return [item.b for item in found.parting.items]
 
 
-def said(a: Path, b: Path, capsys: Any, code: int = 1) -> str:
+def said(a, b, capsys, code=1):
     assert main(["bisect", str(a), str(b)]) == code
     return str(capsys.readouterr().out)
 
 
-def test_equal_runs(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_equal_runs(base, tmp_path, capsys):
     again = Run(tmp_path / "b").go().folder
     found = compare(base, again)
     assert found.parting is None and found.settings == () and found.steps == (0, 1, 2, 3)
     assert "equal to the last bit: steps 0 to 3" in said(base, again, capsys, code=0)
 
 
-def test_one_token_of_the_data(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_one_token_of_the_data(base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             found = super().groups(step)
             if step == 2:
                 problem = dataclasses.replace(
@@ -76,9 +69,9 @@ def test_one_token_of_the_data(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert "the first is train.jsonl:21" in text and "'What is x?'" in text
 
 
-def test_another_data_order(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_another_data_order(base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             return super().groups(step)[:: -1 if step == 3 else 1]
 
     other = Other(tmp_path / "b").go().folder
@@ -87,9 +80,9 @@ def test_another_data_order(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert "train.jsonl:30 in A and train.jsonl:32 in B" in said(base, other, capsys)
 
 
-def test_another_seed_and_the_setting_that_made_it(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_another_seed_and_the_setting_that_made_it(base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             return [
                 each(one, lambda sample: {"seed": sample.seed + 1}) for one in super().groups(1)
             ]
@@ -101,9 +94,9 @@ def test_another_seed_and_the_setting_that_made_it(base: Path, tmp_path: Path, c
     assert "setting runner.seed: A 0, B 7" in said(base, other, capsys)
 
 
-def test_one_setting_is_named_where_its_numbers_part(base: Path, tmp_path: Path) -> None:
+def test_one_setting_is_named_where_its_numbers_part(base, tmp_path):
     class Other(Run):
-        def updated(self, step: int) -> None:
+        def updated(self, step):
             for tensor in self.weights.values():
                 tensor += 0.5
 
@@ -113,19 +106,16 @@ def test_one_setting_is_named_where_its_numbers_part(base: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("field", "name"),
-    [("token_ids", "tokens"), ("log_probs", "rollout_log_probs")],
+    ("field", "name"), [("token_ids", "tokens"), ("log_probs", "rollout_log_probs")]
 )
-def test_one_token_of_one_sample(
-    field: str, name: str, base: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_one_token_of_one_sample(field, name, base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             found = super().groups(step)
             if step != 2:
                 return found
 
-            def change(sample: Any) -> dict[str, Any]:
+            def change(sample):
                 values = getattr(sample, field).copy()
                 values[2] += 1
                 return {field: values} if sample.index == 0 else {}
@@ -141,10 +131,10 @@ def test_one_token_of_one_sample(
         assert "sum over its tokens: A -2.5, B -1.5 (by 1," in text
 
 
-def test_the_token_is_named_where_it_is_kept(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_token_is_named_where_it_is_kept(base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
-            def change(sample: Any) -> dict[str, Any]:
+        def groups(self, step):
+            def change(sample):
                 tokens = sample.token_ids.copy()
                 tokens[2] = 99
                 return {"token_ids": tokens}
@@ -153,16 +143,16 @@ def test_the_token_is_named_where_it_is_kept(base: Path, tmp_path: Path, capsys:
             return [each(one, change) for one in super().groups(step)[:1]]
 
     class Base(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             return super().groups(step)[:1]
 
     one, other = Base(tmp_path / "one").go().folder, Other(tmp_path / "b").go().folder
     assert "first at token 2 of the response: A token_ids 2" in said(one, other, capsys)
 
 
-def test_a_reward_and_who_gave_it(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_reward_and_who_gave_it(base, tmp_path, capsys):
     class Other(Run):
-        def groups(self, step: int) -> list[Group]:
+        def groups(self, step):
             found = super().groups(step)
             if step == 3:
                 id_ = found[2].problem.id
@@ -176,9 +166,9 @@ def test_a_reward_and_who_gave_it(base: Path, tmp_path: Path, capsys: Any) -> No
     assert "reward: A -1.0, B 1.0" in text and "status: A wrong, B correct" in text
 
 
-def test_one_bit_of_the_actors_log_probs(base: Path, tmp_path: Path) -> None:
+def test_one_bit_of_the_actors_log_probs(base, tmp_path):
     class Other(Run):
-        def old_log_probs(self, step: int, tokens: int) -> torch.Tensor:
+        def old_log_probs(self, step, tokens):
             found = super().old_log_probs(step, tokens)
             if step == 2:
                 found.view(torch.int32)[-1] ^= 1
@@ -188,9 +178,9 @@ def test_one_bit_of_the_actors_log_probs(base: Path, tmp_path: Path) -> None:
     assert phase(found) == (2, "old_log_probs") and keys(found) == ["train.jsonl:22/1"]
 
 
-def test_a_gradient_and_its_minibatch(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_gradient_and_its_minibatch(base, tmp_path, capsys):
     class Other(Run):
-        def gradient(self, step: int) -> list[dict[str, float]]:
+        def gradient(self, step):
             first, second = super().gradient(step)
             return [first, second | ({"grad_norm": 0.2500001} if step == 3 else {})]
 
@@ -200,11 +190,11 @@ def test_a_gradient_and_its_minibatch(base: Path, tmp_path: Path, capsys: Any) -
     assert "grad_norm: A 0.25, B 0.2500001 (by 1e-07" in said(base, other, capsys)
 
 
-def test_a_gradient_and_its_tensors(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_gradient_and_its_tensors(base, tmp_path, capsys):
     """Of which no number of the minibatches tells, and of which one does."""
 
     class Other(Run):
-        def gradients(self, step: int) -> dict[str, int]:
+        def gradients(self, step):
             changed = {"layer.1.weight": 5 << 40} if step == 2 else {}
             return super().gradients(step) | changed
 
@@ -213,7 +203,7 @@ def test_a_gradient_and_its_tensors(base: Path, tmp_path: Path, capsys: Any) -> 
     assert phase(found) == (2, "gradient_tensors") and keys(found) == ["layer.1.weight"]
 
     class Both(Other):
-        def gradient(self, step: int) -> list[dict[str, float]]:
+        def gradient(self, step):
             return [{"grad_norm": 9.0 if step == 2 else one["grad_norm"], "loss": one["loss"]}
                     for one in super().gradient(step)]  # fmt: skip
 
@@ -221,11 +211,11 @@ def test_a_gradient_and_its_tensors(base: Path, tmp_path: Path, capsys: Any) -> 
     assert "gradients of 1 of 3 tensors differ: layer.1.weight" in text
 
 
-def test_the_value_model(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_value_model(base, tmp_path, capsys):
     class Valued(Run):
         bias = 1
 
-        def train_on(self, monitor: Any, step: int, groups: list[Group]) -> None:
+        def train_on(self, monitor, step, groups):
             super().train_on(monitor, step, groups)
             own = {"value_head.weight": step << 40, "value_head.bias": self.bias << 40}
             digest_values(monitor.digests, [{"loss": 1.0 / step}], own)
@@ -239,11 +229,11 @@ def test_the_value_model(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert found.parting is not None and "value_gradient" in found.parting.equal
 
 
-def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_one_bit_of_one_tensor(base, tmp_path, capsys):
     """After an update, and before the first."""
 
     class Later(Run):
-        def updated(self, step: int) -> None:
+        def updated(self, step):
             super().updated(step)
             if step == 2:
                 self.weights["layer.1.weight"].view(torch.int32)[2, 1] ^= 1
@@ -259,9 +249,9 @@ def test_one_bit_of_one_tensor(base: Path, tmp_path: Path, capsys: Any) -> None:
     assert "they diverge at the start" in text and "layer.2.weight" in text
 
 
-def test_a_rank_with_other_weights(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_rank_with_other_weights(base, tmp_path, capsys):
     class Other(Run):
-        def updated(self, step: int) -> None:
+        def updated(self, step):
             super().updated(step)
             copy = {name: tensor.clone() for name, tensor in self.weights.items()}
             drifted = {name: tensor + 1 for name, tensor in copy.items()}
@@ -272,7 +262,7 @@ def test_a_rank_with_other_weights(base: Path, tmp_path: Path, capsys: Any) -> N
     assert "in B, these ranks hold other weights than rank 0: [2]" in said(base, other, capsys)
 
 
-def test_a_step_that_is_done_again_replaces_its_line(base: Path, tmp_path: Path) -> None:
+def test_a_step_that_is_done_again_replaces_its_line(base, tmp_path):
     """The run ended in step 3, and resumed from the checkpoint of step 1."""
     run = Run(tmp_path / "b")
     run.go(last=1)
@@ -285,7 +275,7 @@ def test_a_step_that_is_done_again_replaces_its_line(base: Path, tmp_path: Path)
     assert compare(base, run.folder).parting is None
 
 
-def test_a_run_from_another_runs_checkpoint(base: Path, tmp_path: Path) -> None:
+def test_a_run_from_another_runs_checkpoint(base, tmp_path):
     run = Run(tmp_path / "b")
     run.updated(1)
     run.go(first=2, resumed=True)
@@ -295,9 +285,9 @@ def test_a_run_from_another_runs_checkpoint(base: Path, tmp_path: Path) -> None:
     assert phase(compare(base, other)) == (1, "start_weights")
 
 
-def test_a_run_that_starts_over_leaves_no_line_of_the_first(base: Path) -> None:
+def test_a_run_that_starts_over_leaves_no_line_of_the_first(base):
     class Short(Run):
-        def updated(self, step: int) -> None:
+        def updated(self, step):
             pass
 
     Short(base).go(last=1)
@@ -305,9 +295,9 @@ def test_a_run_that_starts_over_leaves_no_line_of_the_first(base: Path) -> None:
     assert len(list(read_digests(base / "set_aside_1"))) == 4
 
 
-def test_without_the_steps_file_the_phase_is_known(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_without_the_steps_file_the_phase_is_known(base, tmp_path, capsys):
     class Other(Run):
-        def updated(self, step: int) -> None:
+        def updated(self, step):
             self.weights["layer.0.weight"] += step
 
     other = Other(tmp_path / "b").go().folder
@@ -317,7 +307,7 @@ def test_without_the_steps_file_the_phase_is_known(base: Path, tmp_path: Path, c
     assert "runner.samples_keep_gib" in said(base, other, capsys)
 
 
-def test_runs_without_digests_or_a_common_step(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_runs_without_digests_or_a_common_step(base, tmp_path, capsys):
     empty = tmp_path / "empty"
     (empty / "samples").mkdir(parents=True)
     assert main(["bisect", str(base), str(empty)]) == 2
@@ -327,7 +317,7 @@ def test_runs_without_digests_or_a_common_step(base: Path, tmp_path: Path, capsy
     assert "steps 0 to 3" in capsys.readouterr().err
 
 
-def test_settings_of_another_folder_are_the_same() -> None:
+def test_settings_of_another_folder_are_the_same():
     a, b = (
         {"runner.run_dir": f"runs/{name}", "model.path": f"runs/{name}/model", "x": "runs/a2"}
         for name in ("a", "b")
@@ -337,9 +327,7 @@ def test_settings_of_another_folder_are_the_same() -> None:
     )
 
 
-def test_other_versions_are_named(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_other_versions_are_named(base, tmp_path, monkeypatch, capsys):
     here = attempts.software_versions()
     assert {"python", "torch", "megatron-core", "machine"} <= set(here)
     monkeypatch.setattr(
@@ -358,10 +346,8 @@ def test_other_versions_are_named(
     assert compare(base, other).made_with == ()
 
 
-def test_a_file_with_other_contents_is_named(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    def go(name: str, files: dict[str, str]) -> Path:
+def test_a_file_with_other_contents_is_named(base, tmp_path, monkeypatch, capsys):
+    def go(name, files):
         monkeypatch.setattr(attempts, "contents", lambda _: files)
         return Run(tmp_path / name).go().folder
 
@@ -371,9 +357,9 @@ def test_a_file_with_other_contents_is_named(
     assert [one.key for one in compare(a, b).files] == ["contents of train.jsonl"]
 
 
-def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:
+def test_json(base, tmp_path, capsys):
     class Other(Run):
-        def gradient(self, step: int) -> list[dict[str, float]]:
+        def gradient(self, step):
             return [{"grad_norm": 1.0}]
 
     other = Other(tmp_path / "b").go().folder
@@ -389,7 +375,7 @@ def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:
     }
 
 
-def test_digests_do_not_depend_on_who_has_which_sequence() -> None:
+def test_digests_do_not_depend_on_who_has_which_sequence():
     lengths = torch.tensor([3, 0, 1, 4])
     values = torch.tensor([0.0, 1, 2, 3, 4, 5, 6, 7])
     whole = SequenceFingerprints.of(torch.arange(4), lengths, {"x": values})
@@ -407,8 +393,8 @@ def test_digests_do_not_depend_on_who_has_which_sequence() -> None:
     assert whole.sums["x"].tolist() == [3.0, 0.0, 3.0, 22.0]
 
 
-def test_order_length_and_each_bit_of_a_sequence_count() -> None:
-    def bits(*values: float) -> int:
+def test_order_length_and_each_bit_of_a_sequence_count():
+    def bits(*values):
         lengths = torch.tensor([len(values)])
         found = SequenceFingerprints.of(
             torch.zeros(1, dtype=torch.int64), lengths, {"x": torch.tensor(values)}
@@ -420,7 +406,7 @@ def test_order_length_and_each_bit_of_a_sequence_count() -> None:
     assert bits(float("nan")) == bits(float("nan"))
 
 
-def test_odd_number_of_results_with_the_log_probs_of_the_update() -> None:
+def test_odd_number_of_results_with_the_log_probs_of_the_update():
     """Without a pass before, they come with the update and are added to the step's keys."""
     from rlmath.monitor.digests import StepDigests
 
@@ -434,9 +420,9 @@ def test_odd_number_of_results_with_the_log_probs_of_the_update() -> None:
     assert digests.keys["sequences"] == ["p/0", "p/1"]
 
 
-def each(one: Group, change: Any) -> Group:
+def each(one, change):
     """The group with changed samples."""
-    samples: Sequence[Any] = [
+    samples = [
         dataclasses.replace(
             graded, sample=dataclasses.replace(graded.sample, **change(graded.sample))
         )

@@ -1,14 +1,11 @@
 """The faults: what they replace is there, and they put it back."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,8 +16,6 @@ from rlmath.commands.drill.runner import Outcome
 from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.published import KNOWN
-
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "records" / "drills.md"
 
 
 @pytest.mark.parametrize(
@@ -40,15 +35,15 @@ PAGE = Path(__file__).resolve().parents[4] / "docs" / "records" / "drills.md"
         ("rlmath.rewards.answers", ["AnswerGrader.grade"]),
     ],
 )
-def test_what_is_replaced_exists(module: str, names: list[str]) -> None:
+def test_what_is_replaced_exists(module, names):
     for name in names:
-        found: Any = importlib.import_module(module)
+        found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
         assert callable(found)
 
 
-def test_each_fault_is_complete() -> None:
+def test_each_fault_is_complete():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     values = load(["experiment=quickstart", "algorithm.advantage=gae"])
     terms = ["algorithm.kl_coef=0.1", "algorithm.entropy_coef=0.01"]
@@ -62,7 +57,7 @@ def test_each_fault_is_complete() -> None:
         assert fault.from_step + fault.latest - 1 <= 4
 
 
-def texts() -> set[str]:
+def texts():
     """Every text of the package but the drill's own; what is filled in is ``{}``."""
     package = Path(in_ranks.__file__).resolve().parents[2]
     found = set()
@@ -80,7 +75,7 @@ def texts() -> set[str]:
     return found
 
 
-def test_alarms_still_say_what_a_drill_looks_for() -> None:
+def test_alarms_still_say_what_a_drill_looks_for():
     """A message that is reworded would have its drill fail, which no quick test runs."""
     known = texts()
     for fault in FAULTS:
@@ -94,7 +89,7 @@ def test_alarms_still_say_what_a_drill_looks_for() -> None:
             assert any(part in text for text in known), f"{fault.name}: no message says {part!r}"
 
 
-def test_faults_that_a_configuration_cannot_have(tmp_path: Path) -> None:
+def test_faults_that_a_configuration_cannot_have(tmp_path):
     reasons = {
         "half_updated_rank": "actor.tensor_parallel=1",
         "frozen_layer": "actor.lora.layers=[1]",
@@ -118,9 +113,9 @@ def test_faults_that_a_configuration_cannot_have(tmp_path: Path) -> None:
     assert without == {"swapped_k_v", "prefix_cache"}
 
 
-def test_replaced_methods_come_back() -> None:
+def test_replaced_methods_come_back():
     class Owner:
-        def method(self) -> int:
+        def method(self):
             return 1
 
     module = SimpleNamespace(name=len)
@@ -134,7 +129,7 @@ def test_replaced_methods_come_back() -> None:
     assert vars(owner) == {} and vars(worker) == {}
 
 
-def test_norms_and_rotary_embeddings_come_back() -> None:
+def test_norms_and_rotary_embeddings_come_back():
     import torch
 
     angles = torch.outer(torch.arange(8).float(), torch.tensor([1.0, 0.1]))
@@ -161,14 +156,14 @@ def test_norms_and_rotary_embeddings_come_back() -> None:
     assert norm.variance_epsilon == 1e-6 and torch.equal(rotary.cos_sin_cache, cache)
 
 
-def test_names_are_chosen() -> None:
+def test_names_are_chosen():
     assert [one.name for one in select("temperature, one_seed")] == ["temperature", "one_seed"]
     assert select(None) == list(FAULTS)
     with pytest.raises(UserError, match=r"rope_teta.*did you mean rope_theta"):
         select("rope_teta")
 
 
-def test_the_console_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_lists_and_checks(capsys):
     assert main(["drill", "--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(FAULTS)
     assert main(["drill", "quickstart", "--check", "rollout.temperature=0.9"]) == 0
@@ -178,7 +173,7 @@ def test_the_console_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> Non
     assert "rollout.temperature" in capsys.readouterr().err
 
 
-def outcome(name: str, fired: bool, steps: int | None, **changes: Any) -> Outcome:
+def outcome(name, fired, steps, **changes):
     given = {
         "what": "planted",
         "where": "ranks",
@@ -192,7 +187,7 @@ def outcome(name: str, fired: bool, steps: int | None, **changes: Any) -> Outcom
     return Outcome(name=name, fired=fired, steps=steps, **given | changes)
 
 
-def test_tables() -> None:
+def test_tables():
     outcomes = [
         outcome("healthy", True, None, kind="", message=""),
         outcome("seen", True, 1),
@@ -213,7 +208,7 @@ def test_tables() -> None:
     assert table.as_plain(outcomes)[1]["name"] == "seen"
 
 
-def test_drills_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_drills_side_by_side(tmp_path, capsys):
     first = [outcome("healthy", True, None, kind=""), outcome("seen", True, 1)]
     second = [
         outcome("healthy", False, 2),
@@ -236,24 +231,11 @@ def test_drills_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["drill", "--table", str(tmp_path / "none.json")]) == 2
 
 
-def test_the_page_has_every_fault() -> None:
-    """Its table is what ``rlmath drill quickstart --markdown`` prints."""
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    for fault in FAULTS:
-        (row,) = [one for one in rows if one.startswith(f"| `{fault.name}` |")]
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        assert cells[1:4] == [fault.what, fault.where, fault.alarm.replace("|", "\\|")]
-        if fault.missing(load(["experiment=quickstart"])) is None:
-            assert int(cells[4]) <= fault.latest, f"{fault.name} was not run, or not named"
-        else:
-            assert cells[4] == "does not apply"
-
-
-def test_a_fault_may_wait_for_groups_of_earlier_steps() -> None:
+def test_a_fault_may_wait_for_groups_of_earlier_steps():
     """Dynamic sampling that asks for more groups trains on the rest in the next steps."""
     from rlmath.commands.drill.runner import steps_ahead
 
-    def of(*overrides: str) -> int:
+    def of(*overrides):
         base = ("experiment=quickstart", "model.path=tiny", "runner.run_dir=r")
         return steps_ahead(load([*base, *overrides]))
 

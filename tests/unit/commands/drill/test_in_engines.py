@@ -1,12 +1,8 @@
 """Faults in engines that a run restarts while the fault is planted."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-import pytest
 import ray
 
 from rlmath.commands.drill.fault import Scene
@@ -16,27 +12,25 @@ from rlmath.commands.drill.in_engines import in_actors
 class Engine:
     """An engine's Ray actor: calls run here, and fail once it is dead."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.dead, self.calls = False, list[str]()
         self.__ray_call__ = SimpleNamespace(remote=self._call)
 
-    def _call(self, function: Callable[[Any], None]) -> None:
+    def _call(self, function):
         if self.dead:
             raise RuntimeError("this actor is dead")
         function(self)
 
 
-def plant(engine: Engine) -> None:
+def plant(engine):
     engine.calls.append("plant")
 
 
-def back(engine: Engine) -> None:
+def back(engine):
     engine.calls.append("back")
 
 
-def test_an_engine_that_was_restarted_is_the_one_that_is_restored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_was_restarted_is_the_one_that_is_restored(monkeypatch):
     """The old one cannot be called any more, which would end the drill with a traceback."""
     monkeypatch.setattr(ray, "get", lambda found: found)
     old, new, other = Engine(), Engine(), Engine()

@@ -1,9 +1,6 @@
 """Every shipped configuration as one for two CPU cores."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +42,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_it_is_small_and_passes_every_check(words: list[str], tmp_path: Path) -> None:
+def test_it_is_small_and_passes_every_check(words, tmp_path):
     shrunk = shrink(words, tmp_path, None, 8)
     config = shrunk.config
     problems = [
@@ -61,7 +58,7 @@ def test_it_is_small_and_passes_every_check(words: list[str], tmp_path: Path) ->
     assert algorithm.prompts_per_step * algorithm.group_size <= 32
 
 
-def test_what_the_user_chose_stays(tmp_path: Path) -> None:
+def test_what_the_user_chose_stays(tmp_path):
     words = ["experiment=qwen2.5-7b-grpo-megatron", "recipe=dapo", "rollout.temperature=0.7"]
     full, small = load(words), shrink(words, tmp_path, None, 8).config
     assert small.algorithm.loss_options == full.algorithm.loss_options
@@ -76,7 +73,7 @@ def test_what_the_user_chose_stays(tmp_path: Path) -> None:
     assert (small.actor.tensor_parallel, full.actor.tensor_parallel) == (2, 4)
 
 
-def test_a_teacher_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+def test_a_teacher_is_left_out_and_that_is_said(tmp_path):
     words = ["distill", "teacher.path=t", "teacher.engines=2", "teacher.dtype=bfloat16"]
     found = shrink(words, tmp_path, None, 8)
     assert found.config.algorithm.advantage == "grpo" and found.config.teacher == TeacherConfig()
@@ -85,7 +82,7 @@ def test_a_teacher_is_left_out_and_that_is_said(tmp_path: Path) -> None:
     assert "algorithm.advantage: teacher -> grpo" in notes and "teacher.path: t -> None" in notes
 
 
-def test_it_says_what_was_shrunk(tmp_path: Path) -> None:
+def test_it_says_what_was_shrunk(tmp_path):
     notes = "\n".join(shrink(["qwen2.5-7b-grpo-megatron"], tmp_path, None, 8).notes)
     for said in (
         "DeepSeek-R1-Distill-Qwen-7B by its published sizes",
@@ -99,7 +96,7 @@ def test_it_says_what_was_shrunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_model_keeps_its_family(name: str) -> None:
+def test_a_model_keeps_its_family(name):
     before, after = model_spec(KNOWN[name]), model_spec(smaller_model(KNOWN[name]))
     assert after.family == before.family and after.tied == before.tied
     assert (after.qkv_bias, after.qk_norm, after.rope) == (
@@ -112,13 +109,13 @@ def test_a_model_keeps_its_family(name: str) -> None:
     assert bool(after.dense_layers) == bool(before.dense_layers)
 
 
-def test_a_model_that_transformers_saved_can_be_made_smaller() -> None:
+def test_a_model_that_transformers_saved_can_be_made_smaller():
     """It writes two widths of latent attention that follow from others."""
     saved = KNOWN["DeepSeek-V3"] | {"head_dim": 64, "qk_head_dim": 192}
     assert smaller_model(saved) == smaller_model(KNOWN["DeepSeek-V3"])
 
 
-def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path: Path) -> None:
+def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path):
     """vLLM's table of a yarn ends where yarn does; beyond it an engine fails again and again."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     folder = tmp_path / "model"
@@ -130,7 +127,7 @@ def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path: Path) 
     assert any("256 positions" in one for one in problems)
 
 
-def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
+def test_rewards_that_need_other_data_become_the_answer(tmp_path):
     shrunk = shrink(["quickstart", "reward.items=[{name: code}]"], tmp_path, None, 8)
     assert [item.name for item in shrunk.config.reward.items] == ["math"]
     assert any(note.startswith("reward.items: ") for note in shrunk.notes)
@@ -147,6 +144,6 @@ def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_named(words: list[str], says: str, tmp_path: Path) -> None:
+def test_mistakes_are_named(words, says, tmp_path):
     with pytest.raises((UserError, ConfigError, ModelError), match=says):
         shrink(words, tmp_path, None, 8)

@@ -1,9 +1,6 @@
 """``rlmath explain`` on a run's files."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(tmp_path_factory):
     """Four steps of two problems; from step 3 on the second reward, of weight 0.5, is lower."""
     folder = tmp_path_factory.mktemp("explain") / "run"
     items = "reward.items=[{name: math}, {name: tag_count, weight: 0.5}]"
@@ -51,7 +48,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_sample_is_read_with_its_weighted_parts(run_dir: Path) -> None:
+def test_a_sample_is_read_with_its_weighted_parts(run_dir):
     found = read_window(RunFolder(run_dir), range(3, 4))
     last = found[-1]
     assert last.address == "3/train.jsonl:1#2/2"
@@ -61,7 +58,7 @@ def test_a_sample_is_read_with_its_weighted_parts(run_dir: Path) -> None:
     assert found[0].dropped and found[0].parts[REST] == 0.0
 
 
-def test_as_text_and_as_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_text_and_as_json(run_dir, capsys):
     assert main(["explain", str(run_dir), "--steps", "3:5"]) == 0
     text = capsys.readouterr().out
     assert "steps 1:3" in text and "change: -2 ± " in text
@@ -90,8 +87,6 @@ def test_as_text_and_as_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) 
         ([], "--steps"),
     ],
 )
-def test_windows_that_cannot_be(
-    run_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
+def test_windows_that_cannot_be(run_dir, capsys, arguments, said):
     assert main(["explain", str(run_dir), *arguments]) == 2
     assert said in capsys.readouterr().err

@@ -1,9 +1,6 @@
 """Shares of a change: exact, and the planted cause gets nearly all of it."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlmath.commands.explain import shares
 from rlmath.commands.explain.outcomes import REST, Outcome
-from rlmath.commands.explain.shares import METRICS, Metric, explain
+from rlmath.commands.explain.shares import METRICS, explain
 from rlmath.commands.explain.text import lines
 from rlmath.errors import UserError
 
@@ -21,18 +18,18 @@ GROUPS, SAMPLES, PROBLEMS = 300, 8, 40
 
 
 def outcome(
-    step: int,
-    problem: str,
-    index: int,
+    step,
+    problem,
+    index,
     *,
-    correct: bool | None,
-    status: str = "verdict",
-    tokens: int = 100,
-    truncated: bool = False,
-    dropped: bool = False,
-    extra: float = 0.0,
-    scored: bool = True,
-) -> Outcome:
+    correct,
+    status="verdict",
+    tokens=100,
+    truncated=False,
+    dropped=False,
+    extra=0.0,
+    scored=True,
+):
     """A sample worth ±5 and a second reward."""
     math = 5.0 if correct else -5.0
     return Outcome(
@@ -52,19 +49,19 @@ def outcome(
 
 
 def window(
-    seed: int,
+    seed,
     *,
-    hard: float = 0.5,
-    skill: float = 0.0,
-    truncated: float = 0.02,
-    silent: float = 0.02,
-    timeouts: float = 0.0,
-    extra: float = 1.0,
-    tokens: int = 100,
-    per_token: float = 0.0,
-    first: int = 0,
-    drop: Callable[[int], bool] = lambda right: False,
-) -> list[Outcome]:
+    hard=0.5,
+    skill=0.0,
+    truncated=0.02,
+    silent=0.02,
+    timeouts=0.0,
+    extra=1.0,
+    tokens=100,
+    per_token=0.0,
+    first=0,
+    drop=lambda right: False,
+):
     """Samples of easy and hard problems; each argument is a cause."""
     random = np.random.default_rng(seed)
     found = []
@@ -121,10 +118,10 @@ def window(
         (shares.UNMATCHED, "accuracy", {"skill": -0.25, "first": 1000}),
     ],
 )
-def test_a_planted_cause_is_named(cause: str, metric: Metric, planted: dict[str, float]) -> None:
+def test_a_planted_cause_is_named(cause, metric, planted):
     always = {key: planted[key] for key in ("per_token",) if key in planted}
-    before = window(1, **always)  # type: ignore[arg-type]
-    after = window(2, **planted)  # type: ignore[arg-type]
+    before = window(1, **always)
+    after = window(2, **planted)
     found = explain(before, after, metric, replicates=20)
     assert found.causes[0].name == cause
     assert 0.9 < found.causes[0].share / found.change < 1.1
@@ -134,7 +131,7 @@ def test_a_planted_cause_is_named(cause: str, metric: Metric, planted: dict[str,
     assert found.standard_error < abs(found.change) / 5
 
 
-def test_the_filter_is_a_cause_of_what_is_trained_on() -> None:
+def test_the_filter_is_a_cause_of_what_is_trained_on():
     before = window(1)
     after = window(2, drop=lambda right: right <= 3)
     found = explain(before, after, "reward", trained_only=True, replicates=20)
@@ -147,7 +144,7 @@ def test_the_filter_is_a_cause_of_what_is_trained_on() -> None:
     assert {one.share for one in sampled.causes if one.name == shares.FILTER} == {0.0}
 
 
-def test_means_are_those_of_the_curves() -> None:
+def test_means_are_those_of_the_curves():
     before = [
         outcome(1, "a:0", 0, correct=True),
         outcome(1, "a:0", 1, correct=None, status="bad_gold", scored=False),
@@ -188,10 +185,8 @@ OUTCOMES = st.builds(
     st.sampled_from(METRICS),
     st.booleans(),
 )
-def test_shares_add_up(
-    before: list[Outcome], after: list[Outcome], metric: Metric, trained_only: bool
-) -> None:
-    def mean(samples: list[Outcome]) -> float | None:
+def test_shares_add_up(before, after, metric, trained_only):
+    def mean(samples):
         kept = [one for one in samples if not (trained_only and one.dropped)]
         values = {
             "reward": [one.reward for one in kept],
@@ -212,11 +207,11 @@ def test_shares_add_up(
 
 
 @given(st.lists(st.floats(-9, 9), min_size=32, max_size=32))
-def test_shapley_values_are_means_over_orders(numbers: list[float]) -> None:
+def test_shapley_values_are_means_over_orders(numbers):
     n, parts = 3, 2
     found = np.array(numbers).reshape(1 << n, 2, parts)
 
-    def value(taken: frozenset[int]) -> float:
+    def value(taken):
         mask = sum(1 << i for i in taken if i < n)
         return float(sum(found[mask, int(n + k in taken), k] for k in range(parts)))
 
@@ -229,8 +224,8 @@ def test_shapley_values_are_means_over_orders(numbers: list[float]) -> None:
     np.testing.assert_allclose(shares._shapley(found, n), expected / len(orders), atol=1e-9)
 
 
-def test_windows_without_a_common_problem_are_compared_by_difficulty() -> None:
-    def group(problem: str, right: int) -> list[Outcome]:
+def test_windows_without_a_common_problem_are_compared_by_difficulty():
+    def group(problem, right):
         return [outcome(1, problem, i, correct=i < right) for i in range(4)]
 
     before = [*group("d:1", 4), *group("d:2", 3)]

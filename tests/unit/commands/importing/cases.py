@@ -3,11 +3,8 @@
 ``expected`` is what differs from the import of a file that sets nothing (for TRL: on 8 processes).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ from rlmath.commands.importing.fact import translate
 HERE = Path(__file__).parent
 
 
-def cases() -> list[Any]:
+def cases():
     """Framework and facts of each configuration."""
     return [
         pytest.param(name, json.loads(line), id=f"{name}-{number}")
@@ -26,6 +23,6 @@ def cases() -> list[Any]:
     ]
 
 
-def base_of(name: str) -> dict[str, Any]:
+def base_of(name):
     """The settings of a file that sets nothing."""
     return translate(FRAMEWORKS[name], {"processes": 8} if name == "TRL" else {}).settings

@@ -1,10 +1,6 @@
 """Every public configuration becomes an experiment that ``--check`` accepts."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +17,7 @@ from tests.unit.commands.importing.cases import cases
 pytestmark = pytest.mark.process
 
 # As large as the largest layouts need.
-DENSE: dict[str, Any] = {
+DENSE = {
     "architectures": ["Qwen3ForCausalLM"],
     "hidden_size": 4096,
     "intermediate_size": 8192,
@@ -53,7 +49,7 @@ REFUSED = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("imported")
     write_model_folder(made / "dense", DENSE)
     write_model_folder(made / "moe", MOE)
@@ -67,9 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "case"), cases())
-def test_public_configuration_passes_the_checks(
-    name: str, case: dict[str, Any], folder: Path, request: pytest.FixtureRequest
-) -> None:
+def test_public_configuration_passes_the_checks(name, case, folder, request):
     found = translate(FRAMEWORKS[name], case["given"])
     fill_in(found, "one")
     written = write_experiment(folder, request.node.callspec.id, found.settings, "one")

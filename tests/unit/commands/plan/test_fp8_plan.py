@@ -1,9 +1,6 @@
 """``actor.fp8`` in ``rlmath plan layout``: its bytes, its time, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -27,7 +24,7 @@ FP8 = dataclasses.replace(PLAIN, fp8=TENSORWISE)
 ASKED = ["plan", "layout", "model.path=Qwen/Qwen2.5-7B", "cluster.gpus_per_node=8"]
 
 
-def test_copies_of_weights_are_a_byte_each_way() -> None:
+def test_copies_of_weights_are_a_byte_each_way():
     elements = QWEN.layers * rank_elements(QWEN, FP8, moe=False)
     assert weight_copy_bytes(QWEN, FP8, 0, backward=False) == elements
     assert weight_copy_bytes(QWEN, FP8, 0, backward=True) == 2 * elements
@@ -38,7 +35,7 @@ def test_copies_of_weights_are_a_byte_each_way() -> None:
     assert weight_copy_bytes(QWEN, halves, 1, backward=False) == elements / 2
 
 
-def test_inputs_that_are_kept_are_a_byte_each() -> None:
+def test_inputs_that_are_kept_are_a_byte_each():
     """The outputs of both norms and the product of gate and up; of an MoE the norm before attention
     and the experts' inputs."""
     saved = layer_bytes(QWEN, PLAIN) - layer_bytes(QWEN, FP8)
@@ -51,7 +48,7 @@ def test_inputs_that_are_kept_are_a_byte_each() -> None:
     )
 
 
-def test_frozen_matrices_keep_nothing_and_have_one_copy_of_a_gradient() -> None:
+def test_frozen_matrices_keep_nothing_and_have_one_copy_of_a_gradient():
     lora = Lora(16, 32.0, ("q_proj", "v_proj"))
     plain, fp8 = (dataclasses.replace(one, lora=lora) for one in (PLAIN, FP8))
     assert kept_bytes(QWEN, plain, 1, 0) == kept_bytes(QWEN, fp8, 1, 0)
@@ -59,7 +56,7 @@ def test_frozen_matrices_keep_nothing_and_have_one_copy_of_a_gradient() -> None:
     assert gradient_copy_bytes(PLAIN, 1000) == 0
 
 
-def test_tokens_are_padded() -> None:
+def test_tokens_are_padded():
     odd = dataclasses.replace(PLAIN, max_tokens=16001)
     assert odd.tokens == 16001
     assert dataclasses.replace(odd, fp8=TENSORWISE).tokens == 16064
@@ -67,7 +64,7 @@ def test_tokens_are_padded() -> None:
     assert dataclasses.replace(odd, fp8=blockwise).tokens == 16384
 
 
-def test_phases_that_multiply_have_the_copies() -> None:
+def test_phases_that_multiply_have_the_copies():
     step = Step(microbatches=4, longest_tokens=4096, reference=True, value_model=True)
     phases = {one.name: one.terms for one in stage_phases(QWEN, FP8, step, 0)}
     with_copies = {name for name, terms in phases.items() if "copies in FP8" in terms}
@@ -78,7 +75,7 @@ def test_phases_that_multiply_have_the_copies() -> None:
     assert not any("copies in FP8" in one.terms for one in plain)
 
 
-def test_matrices_take_half_the_time_and_the_rest_its_own() -> None:
+def test_matrices_take_half_the_time_and_the_rest_its_own():
     work = Work(512, 8, 1, 1024, 3072, 1536)
     gpu = GPUS["h100"]
     (_, plain), (_, fp8) = (
@@ -91,10 +88,10 @@ def test_matrices_take_half_the_time_and_the_rest_its_own() -> None:
     assert slower > plain
 
 
-def test_old_log_probs_in_fp8_join_no_micro_batches() -> None:
+def test_old_log_probs_in_fp8_join_no_micro_batches():
     work, launches = Work(512, 8, 2, 1024, 3072, 1536), Efficiency(layer_launch_s=0.1)
 
-    def seconds(actor: ActorShape, times: int) -> float:
+    def seconds(actor, times):
         one = dataclasses.replace(actor, max_forward_tokens=times * actor.max_tokens)
         return actor_time_s(QWEN, one, work, GPUS["h100"], launches, 8)[0]
 
@@ -102,8 +99,8 @@ def test_old_log_probs_in_fp8_join_no_micro_batches() -> None:
     assert seconds(FP8, 4) == seconds(FP8, 1)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*more: str) -> Any:
+def test_the_command(capsys):
+    def said(*more):
         code = main([*ASKED, *more])
         out = capsys.readouterr()
         return code, out.out + out.err

@@ -1,7 +1,5 @@
 """What multi-head latent attention takes, against counts by hand of DeepSeek-V3."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -25,11 +23,11 @@ SPEC = model_spec(KNOWN["DeepSeek-V3"])
 HEADS, LAYERS, HIDDEN = 128, 61, 7168
 
 
-def test_the_known_model_is_the_published_one() -> None:
+def test_the_known_model_is_the_published_one():
     assert model_spec(DEEPSEEK_V3) == SPEC
 
 
-def test_a_layers_matrices_are_those_of_the_weight_table() -> None:
+def test_a_layers_matrices_are_those_of_the_weight_table():
     shapes = hf_shapes(SPEC)
     of_layer = [s for n, s in shapes.items() if n.startswith("model.layers.9.self_attn.")]
     matrices = sum(math.prod(size) for size in of_layer if len(size) == 2)
@@ -37,13 +35,13 @@ def test_a_layers_matrices_are_those_of_the_weight_table() -> None:
     assert largest_tensor_bytes(SPEC) == 2 * max(map(math.prod, shapes.values()))
 
 
-def test_engines_keep_one_vector_of_a_token_on_every_rank() -> None:
+def test_engines_keep_one_vector_of_a_token_on_every_rank():
     """576 numbers a layer: the paper's 70 KB a token, whatever the number of ranks."""
     assert kv_bytes(SPEC, 1) == kv_bytes(SPEC, 8) == LAYERS * 576 * 2 == 70_272
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_an_engines_rank_has_down_matrices_whole_and_decodes_with_copies(ranks: int) -> None:
+def test_an_engines_rank_has_down_matrices_whole_and_decodes_with_copies(ranks):
     down = HIDDEN * (1536 + 512 + 64)
     twice = 512 * HEADS * (128 + 128) / ranks
     dense = parameters_of_rank(SPEC, Layout(ranks), 0) + LAYERS * (down - down / ranks + twice)
@@ -51,7 +49,7 @@ def test_an_engines_rank_has_down_matrices_whole_and_decodes_with_copies(ranks: 
     assert engine_weights_bytes(SPEC, ranks) == pytest.approx(2 * (dense + experts))
 
 
-def test_reading_and_decoding_have_the_operations_of_their_widths() -> None:
+def test_reading_and_decoding_have_the_operations_of_their_widths():
     context = 8192
     per_layer = 2 * HEADS * ((128 + 64) + 128) * context / 2
     without = forward_flops(SPEC, 0)
@@ -62,9 +60,7 @@ def test_reading_and_decoding_have_the_operations_of_their_widths() -> None:
 
 
 @pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 8), (8, 2, 8)])
-def test_a_rank_holds_and_an_engine_keeps_what_the_weight_plan_says(
-    tp: int, pp: int, ep: int
-) -> None:
+def test_a_rank_holds_and_an_engine_keeps_what_the_weight_plan_says(tp, pp, ep):
     """Of a model of as few layers as show all."""
     few = model_spec(
         KNOWN["DeepSeek-V3"] | {"num_hidden_layers": 4, "n_routed_experts": 8, "n_group": 4}
@@ -92,13 +88,11 @@ def test_a_rank_holds_and_an_engine_keeps_what_the_weight_plan_says(
     assert of_third[f"{name}o_proj.weight"] == (1, 3 * 32 * 128, 32 * 128)
 
 
-def _moe(spec: object, layout: Layout, stage: int) -> int:
+def _moe(spec, layout, stage):
     return sum(layer >= 3 for layer in layout.stage_layers(4, stage))
 
 
-def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(capsys):
     """An engine of 16 GPUs, as 1.3 TB do not fit on eight."""
     cluster = ["cluster.nodes=16", "cluster.gpus_per_node=16"]
     layout = ["actor.tensor_parallel=8", "actor.pipeline_parallel=16", "actor.expert_parallel=16"]
@@ -110,14 +104,12 @@ def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
     assert found["plans"][0]["engine_tensor_parallel"] == 16
 
 
-def test_plan_of_weights_warns_that_latent_attention_trains_on_cpu_only(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_plan_of_weights_warns_that_latent_attention_trains_on_cpu_only(capsys):
     assert main(["plan", "weights", "model.path=deepseek-ai/DeepSeek-R1"]) == 0
     assert "warning: multi-head latent attention trains only on CPU" in capsys.readouterr().out
 
 
-def test_so_does_the_message_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_so_does_the_message_that_nothing_fits(capsys):
     words = ["plan", "layout", "model.path=deepseek-ai/DeepSeek-R1", "actor.tensor_parallel=8"]
     assert main(words) == 2
     said = capsys.readouterr().err
@@ -125,7 +117,7 @@ def test_so_does_the_message_that_nothing_fits(capsys: pytest.CaptureFixture[str
     assert "warning: multi-head latent attention trains only on CPU" in said
 
 
-def test_its_actor_has_activations_of_its_stage() -> None:
+def test_its_actor_has_activations_of_its_stage():
     """The first of eight stages has three dense layers, which keep less than those with experts."""
     from rlmath.commands.plan.activations import layer_bytes
 

@@ -17,8 +17,6 @@ from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import find_plans, with_least_offload
 from rlmath.commands.plan.memory import usable_bytes
 from rlmath.commands.plan.models import (
-    attention_matrices,
-    feed_forward_matrices,
     parameters_of_rank,
 )
 from rlmath.commands.plan.request import PlanRequest, check_settings, overrides
@@ -27,7 +25,6 @@ from rlmath.commands.plan.time import (
     actor_time_s,
     decoding,
     forward_flops,
-    slowest_stage_share,
 )
 from rlmath.config.actor import Logits, Offload, Recompute, RoutingReplay
 from rlmath.config.command_line import Given
@@ -142,16 +139,6 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     assert "of which 76.0 are planned with" in text
 
 
-def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
-    small, large = (
-        find_plans(request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, cp=1, gpu=GPUS[name]))[
-            0
-        ]
-        for name in ("h100", "h200")
-    )
-    assert large.actor.recompute_layers < small.actor.recompute_layers
-
-
 def test_context_ranks_make_long_sequences_fit() -> None:
     """7 B, one tensor rank, 49,152 tokens: too large for one GPU, not for four that share them."""
     alone = {"tp": 1, "pp": 1, "max_tokens": 49152}
@@ -209,16 +196,6 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
         find_plans(asked)
 
 
-def test_flops_by_hand() -> None:
-    """Two for each weight; causal attention 2 x q x length a layer."""
-    spec = model_spec(KNOWN["Qwen2.5-7B"])
-    attention, dense = attention_matrices(spec), feed_forward_matrices(spec)
-    assert attention == 3584 * (3584 + 1024) + 3584 * 3584 + 4608
-    assert dense == 3 * 3584 * 18944
-    expected = 2 * (28 * (attention + dense) + 152064 * 3584) + 28 * 2 * 3584 * 1000
-    assert forward_flops(spec, 1000) == expected
-
-
 def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> None:
     spec, gpu, exact = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"], Efficiency(mfu=0.5)
     work = Work(64, 8, 2, 1000, 2000, 1000)
@@ -228,13 +205,6 @@ def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> Non
         log_probs, update = actor_time_s(spec, actor, work, gpu, exact, gpus_per_node=8)
         assert log_probs == pytest.approx(forward)
         assert update == pytest.approx(passes * forward)
-
-
-def test_the_last_stage_has_the_output_layer() -> None:
-    spec = model_spec(KNOWN["Qwen2.5-7B"])
-    assert slowest_stage_share(spec, Layout(), 1000) == pytest.approx(1)
-    assert 1.05 < slowest_stage_share(spec, Layout(1, 2), 1000) < 1.1
-    assert slowest_stage_share(spec, Layout(1, 2, pipeline_layers=(21, 7)), 1000) > 1.35
 
 
 def test_stages_need_not_divide_the_layers() -> None:
@@ -398,18 +368,6 @@ def test_micro_batches_of_an_moe_and_of_a_small_model_have_at_least_16k_tokens(
     # A larger model's is one sequence where that is as fast.
     large = find_plans(request_for("Qwen2.5-32B", 128, work=work, max_tokens=None))[0]
     assert large.actor.max_tokens < plan.actor.max_tokens
-
-
-def test_a_small_models_micro_batch_has_several_sequences() -> None:
-    """One leaves the GPU waiting for the host; of a large model it does not, and takes less."""
-    small = request_for("DeepSeek-R1-Distill-Qwen-1.5B", 1, work=Work(16, 8, 4, 18, 2048, 2040))
-    one, several = (find_plans(changed(small, max_tokens=most))[0] for most in (2066, None))
-    assert one.actor.max_tokens == 2066 and several.actor.max_tokens >= 2 * 2066
-    assert several.actor.max_tokens % 2066 == 0
-    assert several.actor.recompute_layers == one.actor.recompute_layers
-    assert several.seconds["update"] < 0.6 * one.seconds["update"]
-    large = request_for("Qwen2.5-7B", 8, work=Work(64, 16, 4, 1024, 8192, 4096), max_tokens=None)
-    assert find_plans(large)[0].actor.max_tokens == 1024 + 8192
 
 
 COLOCATED = Work(128, 8, 1, 1024, 8192, 4096)

@@ -1,10 +1,7 @@
 """Costs of launches, messages and rings in the planned time, and the table of constants."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,12 +22,12 @@ DENSE, MOE = (model_spec(KNOWN[name]) for name in ("Qwen2.5-7B", "Qwen3-30B-A3B"
 WORK = Work(8, 1, 1, 96, 4000, 4000)
 
 
-def update_s(spec: object, layout: Layout, work: Work = WORK, **efficiency: float) -> float:
+def update_s(spec, layout, work=WORK, **efficiency):
     actor = ActorShape(layout, 0, 4096)
-    return actor_time_s(spec, actor, work, GPUS["h100"], Efficiency(**efficiency), 8)[1]  # type: ignore[arg-type]
+    return actor_time_s(spec, actor, work, GPUS["h100"], Efficiency(**efficiency), 8)[1]
 
 
-def test_launches_of_dense_layers_run_beside_kernels_and_those_of_experts_after_them() -> None:
+def test_launches_of_dense_layers_run_beside_kernels_and_those_of_experts_after_them():
     layout = Layout(expert_parallel=1)
     # A dense layer that computes longer than it is launched does not feel the launches.
     dense = update_s(DENSE, layout, layer_launch_s=1e-6)
@@ -40,7 +37,7 @@ def test_launches_of_dense_layers_run_beside_kernels_and_those_of_experts_after_
     assert added == pytest.approx(3 * 8 * MOE.layers * (1e-3 - 1e-6), rel=1e-6)
 
 
-def test_a_pipeline_message_costs_its_latency() -> None:
+def test_a_pipeline_message_costs_its_latency():
     layout, work = Layout(pipeline_parallel=2), dataclasses.replace(WORK, prompts=8)
     found = {cost: update_s(DENSE, layout, work, pipeline_message_s=cost) for cost in (0.0, 1e-3)}
     # Each of 8 micro-batches goes in and out, forward and backward; stages wait for one more.
@@ -49,7 +46,7 @@ def test_a_pipeline_message_costs_its_latency() -> None:
     assert alone[0] == alone[1]
 
 
-def test_a_context_rank_costs_a_launch_per_layer_and_pass() -> None:
+def test_a_context_rank_costs_a_launch_per_layer_and_pass():
     for ranks in (1, 2, 4):
         layout = Layout(context_parallel=ranks)
         less, more = (update_s(DENSE, layout, context_step_s=cost) for cost in (0.0, 1e-3))
@@ -57,7 +54,7 @@ def test_a_context_rank_costs_a_launch_per_layer_and_pass() -> None:
         assert more - less == pytest.approx((ranks - 1) * passes * 1e-3, rel=0.02, abs=1e-9)
 
 
-def test_every_constant_has_its_run_and_is_the_one_that_plans_take() -> None:
+def test_every_constant_has_its_run_and_is_the_one_that_plans_take():
     table = measured.read_table()
     assert all(set(entry) == {"value", "run"} and entry["run"] for entry in table.values())
     for one in dataclasses.fields(Efficiency):
@@ -69,8 +66,8 @@ def test_every_constant_has_its_run_and_is_the_one_that_plans_take() -> None:
     assert time.Efficiency is Efficiency
 
 
-def test_a_selfcheck_corrects_the_table(tmp_path: Path) -> None:
-    def figure(name: str, value: float) -> dict[str, object]:
+def test_a_selfcheck_corrects_the_table(tmp_path):
+    def figure(name, value):
         return {"name": name, "value": value, "unit": "", "limit": "", "key": False}
 
     passed = Outcome(figures=[figure("plan: mfu", 0.41234), figure("GB/s", 3.0)], ended=True)

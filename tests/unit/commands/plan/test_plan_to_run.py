@@ -1,7 +1,5 @@
 """From a plan to a run: a command, an experiment file, a way out when nothing fits, names."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -25,17 +23,17 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = {"prompt": "1+1?", "solutions": ["\\boxed{2}"]}
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
 
 
-def plan(*words: str) -> int:
+def plan(*words):
     return main(["plan", "layout", *words])
 
 
-def test_the_command_of_a_plan_passes_the_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_of_a_plan_passes_the_check(capsys):
     given = ["algorithm.kl_coef=0.02", "data.answer_key=solutions", "runner.steps=7"]
     assert plan(*SMALL, "--command", *given) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -52,7 +50,7 @@ def test_the_command_of_a_plan_passes_the_check(capsys: pytest.CaptureFixture[st
     assert "an H100 is too small" not in out
 
 
-def test_the_experiment_of_a_plan_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_experiment_of_a_plan_is_one(capsys):
     write = ["--write", "mine", "--config-dir", "groups"]
     hub = ["model.path=Qwen/Qwen2.5-0.5B", *SMALL[1:]]
     assert plan(*hub, "runner.steps=7", *write) == 0
@@ -83,7 +81,7 @@ def test_the_experiment_of_a_plan_is_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "9 steps" in out
 
 
-def test_values_of_an_experiment_of_a_plan_are_those_that_were_typed() -> None:
+def test_values_of_an_experiment_of_a_plan_are_those_that_were_typed():
     template = r"data.prompt_template='{prompt}\nPut it in \\boxed{}.'"
     hub = ["model.path=Qwen/Qwen2.5-0.5B", *SMALL[1:]]
     write = ["--write", "typed", "--config-dir", "groups"]
@@ -95,14 +93,12 @@ def test_values_of_an_experiment_of_a_plan_are_those_that_were_typed() -> None:
     assert config.actor.optimizer.lr == 1e-6
 
 
-def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(capsys):
     assert plan(*SMALL, "runner.steps=7") == 2
     assert "runner.steps: this command does not use it" in capsys.readouterr().err
 
 
-def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_fit_is_said(capsys):
     words = ["model.path=Qwen2.5-32B", "actor.tensor_parallel=8", "rollout.tensor_parallel=8"]
     assert plan(*words, "actor.offload=none") == 2
     err = capsys.readouterr().err
@@ -119,7 +115,7 @@ def test_what_would_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(*words, "actor.offload=none", "actor.lora.rank=32") == 0
 
 
-def test_the_most_is_moved_where_nothing_less_fits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_most_is_moved_where_nothing_less_fits(capsys):
     assert plan("model.path=Qwen2.5-32B", "--command") == 0
     out = capsys.readouterr().out
     assert "actor.offload=optimizer" in out and "actor.offload_in_backward=true" in out
@@ -135,7 +131,7 @@ def test_the_most_is_moved_where_nothing_less_fits(capsys: pytest.CaptureFixture
     assert "does not read it" in capsys.readouterr().err
 
 
-def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_of_hours_is_warned_of(capsys):
     words = ["model.path=Qwen2.5-7B", "actor.tensor_parallel=4", "actor.recompute=none"]
     assert plan(*words, "rollout.tensor_parallel=4") == 0
     out = capsys.readouterr().out
@@ -158,13 +154,13 @@ def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> Non
         ("agentica-org/DeepScaleR-1.5B-Preview", 131072, 1_777_088_000),
     ],
 )
-def test_a_version_has_its_own_positions(name: str, positions: int, parameters: int) -> None:
+def test_a_version_has_its_own_positions(name, positions, parameters):
     spec = published_spec(name)
     assert spec is not None
     assert (spec.max_positions, spec.num_parameters) == (positions, parameters)
 
 
-def test_names_are_completed() -> None:
+def test_names_are_completed():
     assert published_name("qwen2.5-32") == "Qwen2.5-32B"
     assert published_name("Qwen/qwen2.5-7B-Instruct") == "Qwen2.5-7B-Instruct"
     assert published_name("Qwen2.5-Coder-7B") is None

@@ -1,18 +1,13 @@
 """The GPU presets of ``conf/`` use the memory that ``rlmath plan layout`` finds: recomputing
 without need costs time, and a small share of the GPU costs engines their KV cache."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from benchmarks.dry_run.presets import EXPERIMENTS, Case, preset_cases
+from benchmarks.dry_run.presets import EXPERIMENTS, preset_cases
 from rlmath.cli import main
 from rlmath.config.load import load
-from rlmath.config.schema import Config
 
 # What the plan is told of a preset; how many GPUs have a copy of the model is the preset's choice.
 GIVEN = (
@@ -36,15 +31,13 @@ MOST_SPARE = 0.06
 LONG = ("actor=long_context", "rollout=long_context")
 
 
-def value(config: Any, key: str) -> Any:
+def value(config, key):
     for name in key.split("."):
         config = getattr(config, name)
     return config
 
 
-def plan_of(
-    overrides: Sequence[str], capsys: pytest.CaptureFixture[str]
-) -> tuple[Config, dict[str, str]]:
+def plan_of(overrides, capsys):
     """The settings, and those that the plan makes for the same layout."""
     config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
     given = [f"{key}={value(config, key)}" for key in GIVEN]
@@ -53,9 +46,7 @@ def plan_of(
 
 
 @pytest.mark.parametrize("case", preset_cases(), ids=lambda case: case.name)
-def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(
-    case: Case, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(case, capsys):
     config, planned = plan_of(case.overrides, capsys)
     layers = config.actor.recompute_num_layers
     assert planned["actor.recompute"] == config.actor.recompute.value
@@ -78,9 +69,7 @@ def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_a_preset_reserves_for_engines_what_the_plan_says(
-    overrides: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_preset_reserves_for_engines_what_the_plan_says(overrides, capsys):
     config, planned = plan_of(overrides, capsys)
     share = float(planned["rollout.gpu_memory_utilization"])
     assert share - MOST_SPARE <= config.rollout.gpu_memory_utilization <= share

@@ -1,10 +1,8 @@
 """The GPU presets fit the cards that they are made for, by the plan."""
 
-from __future__ import annotations
-
 import pytest
 
-from benchmarks.dry_run.presets import Case, preset_cases
+from benchmarks.dry_run.presets import preset_cases
 from rlmath.commands.plan.colocated import settings_cache_tokens, settings_in_plan, settings_phases
 from rlmath.commands.plan.memory import host_bytes, usable_bytes
 from rlmath.config.load import load
@@ -17,7 +15,7 @@ NODE_BYTES = 1e12
 
 
 @pytest.mark.parametrize("case", preset_cases(), ids=lambda case: case.name)
-def test_a_preset_fits_80_gib(case: Case) -> None:
+def test_a_preset_fits_80_gib(case):
     """Every phase beside an engine, a KV cache of at least eight longest sequences, and the host
     memory of a checkpoint that is written in the background."""
     config = load([*case.overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
@@ -33,7 +31,7 @@ def test_a_preset_fits_80_gib(case: Case) -> None:
     assert host_bytes(spec, actor, step, config.cluster.gpus_per_node) < NODE_BYTES / 2
 
 
-def test_the_moe_needs_what_its_preset_says() -> None:
+def test_the_moe_needs_what_its_preset_says():
     """With the 20 recomputed layers and the engine's share of the dense presets it does not fit."""
     (case, *_) = (case for case in preset_cases() if case.name.startswith("qwen3_30b_a3b (16"))
     dense = ("actor.recompute_num_layers=20", "rollout.gpu_memory_utilization=0.6")

@@ -1,7 +1,5 @@
 """Seconds of a weight sync on paper: which terms there are, and what ``auto`` takes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -9,25 +7,16 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.models import KNOWN, model_spec
-from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_time
+from rlmath.commands.plan.weight_sync import CALL_S, sync_time
 from rlmath.config.weights import WeightsConfig, bucket_mib
 from rlmath.engines.transport import choose_transport
 from rlmath.model.parallel import Layout
-from rlmath.model.spec import ModelSpec
 
 SPEC = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
 BYTES = 2 * SPEC.num_parameters
 
 
-def predicted(
-    actor: Layout,
-    *,
-    colocated: bool,
-    spec: ModelSpec = SPEC,
-    buckets: int = 30,
-    engine_tp: int = 2,
-    gpus_per_node: int = 8,
-) -> SyncTime:
+def predicted(actor, *, colocated, spec=SPEC, buckets=30, engine_tp=2, gpus_per_node=8):
     found = sync_time(
         spec,
         actor,
@@ -43,7 +32,7 @@ def predicted(
     return found
 
 
-def test_gathering_is_over_links_within_a_node_and_over_the_network_between() -> None:
+def test_gathering_is_over_links_within_a_node_and_over_the_network_between():
     on_node = predicted(Layout(4, 2), colocated=True)
     assert on_node.gather_s == pytest.approx(7 / 8 * BYTES / (450e9 * 0.7))
     apart = predicted(Layout(4, 2), colocated=True, gpus_per_node=4)
@@ -53,23 +42,21 @@ def test_gathering_is_over_links_within_a_node_and_over_the_network_between() ->
     assert predicted(Layout(), colocated=True).gather_s == 0
 
 
-def test_engines_apart_get_all_bytes() -> None:
+def test_engines_apart_get_all_bytes():
     assert predicted(Layout(4), colocated=False).send_s > BYTES / (50e9 * 0.7)
 
 
-def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper() -> None:
+def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper():
     for colocated in (True, False):
         assert predicted(Layout(4, 2), colocated=colocated).seconds <= 1.5
 
 
 @pytest.mark.parametrize("workers", [4, 8])
-def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_stages(
-    workers: int,
-) -> None:
+def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_stages(workers):
     """Qwen3-235B-A22B in four stages on 128 GPUs, on paper: 12 seconds at most."""
     spec = model_spec(KNOWN["Qwen3-235B-A22B"])
 
-    def of(colocated: bool) -> SyncTime:
+    def of(colocated):
         layout = Layout(4, 4, 8, expert_parallel=8)
         return predicted(layout, colocated=colocated, spec=spec, buckets=890, engine_tp=workers)
 
@@ -90,11 +77,11 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
     assert max(apart.gather_s, apart.send_s) < (6 if workers == 4 else 3.5)
 
 
-def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_over_nccl() -> None:
+def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_over_nccl():
     spec = model_spec(KNOWN["Qwen3-30B-A3B"])
     weights_bytes = 2 * spec.num_parameters
 
-    def of(actor: Layout, workers: int) -> SyncTime:
+    def of(actor, workers):
         return predicted(actor, colocated=False, spec=spec, buckets=64, engine_tp=workers)
 
     whole_s = weights_bytes / (50e9 * 0.7) + 8 * weights_bytes / 3350e9
@@ -109,7 +96,7 @@ def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_ov
     ("model", "mib"),
     [("DeepSeek-R1-Distill-Qwen-7B", 512), ("Qwen3-30B-A3B", 909), ("Qwen3-235B-A22B", 2048)],
 )
-def test_buckets_grow_with_the_model_on_cuda(model: str, mib: int) -> None:
+def test_buckets_grow_with_the_model_on_cuda(model, mib):
     weights_bytes = 2 * model_spec(KNOWN[model]).num_parameters
     given = WeightsConfig().bucket_size_mib
     assert bucket_mib(given, weights_bytes) == mib
@@ -117,7 +104,7 @@ def test_buckets_grow_with_the_model_on_cuda(model: str, mib: int) -> None:
     assert bucket_mib(7, weights_bytes) == bucket_mib(7, weights_bytes, cuda=False) == 7
 
 
-def test_the_command_takes_the_runs_buckets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_the_runs_buckets(capsys):
     layout = ["actor.tensor_parallel=4", "actor.pipeline_parallel=4", "actor.expert_parallel=8"]
     words = ["plan", "weights", "model.path=Qwen3-235B-A22B", *layout, "rollout.tensor_parallel=8"]
     assert main([*words, "--json"]) == 0
@@ -127,7 +114,7 @@ def test_the_command_takes_the_runs_buckets(capsys: pytest.CaptureFixture[str]) 
     assert planned["times"]["ipc"]["seconds"] <= 9
 
 
-def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_seconds_and_why(capsys):
     words = ["plan", "weights", "model.path=Qwen2.5-1.5B", "--gpu", "h200"]
     assert main([*words, "--network-gb-per-s", "25"]) == 0
     printed = capsys.readouterr().out

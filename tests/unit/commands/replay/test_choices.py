@@ -1,11 +1,8 @@
 """Settings that a replay takes, and those that it refuses by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,13 +20,13 @@ CPU = Machine(gpus=0, torch_build="2.0+cpu", memory_bytes=2**40)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_tiny_model(folder, seed=0)
     return folder
 
 
-def source(model: Path, *overrides: str, step: int = 5, device: str = "cpu") -> Any:
+def source(model, *overrides, step=5, device="cpu"):
     given = ["experiment=quickstart", f"model.path={model}", "runner.run_dir=r", *overrides]
     settings = to_plain(load(given))
     actor = settings["actor"]
@@ -42,7 +39,7 @@ def source(model: Path, *overrides: str, step: int = 5, device: str = "cpu") -> 
     )
 
 
-def both(model: Path, *overrides: str, given: tuple[str, ...] = (), **kwargs: Any) -> Any:
+def both(model, *overrides, given=(), **kwargs):
     made, choices = source(model, *given, **kwargs), read_choices(overrides)
     config = run_config(made, made.step, choices, Path("f"))
     return config, other_config(made, config, choices)
@@ -72,7 +69,7 @@ def both(model: Path, *overrides: str, given: tuple[str, ...] = (), **kwargs: An
         ("recipe=dapo", "one by one"),
     ],
 )
-def test_refused(setting: str, why: str) -> None:
+def test_refused(setting, why):
     with pytest.raises(ConfigError, match=r"(?s)" + why) as error:
         choices = read_choices([setting])
         made = source(Path("none"))
@@ -80,22 +77,19 @@ def test_refused(setting: str, why: str) -> None:
     assert setting.split("=")[0].split(".")[-1] in str(error.value)
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError, match="2 errors"):
         read_choices(["data.seed=1", "actor.tensor_parallel=1", "nonsense=2"])
 
 
-def test_a_choice_and_a_layout_are_told_apart(model: Path) -> None:
+def test_a_choice_and_a_layout_are_told_apart(model):
     given = ["actor.tensor_parallel=1", "correction.kind=token_mask", "loss_options.clip_high=0.3"]
     choices = read_choices(given)
     assert choices.layout_keys == {"actor.tensor_parallel"}
-    assert choices.update_keys == {
-        "algorithm.correction.kind",
-        "algorithm.loss_options.clip_high",
-    }
+    assert choices.update_keys == {"algorithm.correction.kind", "algorithm.loss_options.clip_high"}
 
 
-def test_a_teacher_is_in_the_batch_or_nowhere(model: Path) -> None:
+def test_a_teacher_is_in_the_batch_or_nowhere(model):
     """A replay starts none: the run's log-probs of it are kept."""
     given = ("algorithm.distill_coef=1", "teacher.path=gone", "teacher.engines=2")
     config, other = both(model, "algorithm.distill_clip=1", given=given)
@@ -109,7 +103,7 @@ def test_a_teacher_is_in_the_batch_or_nowhere(model: Path) -> None:
         both(model, "algorithm.advantage=teacher", "algorithm.distill_coef=0", given=given)
 
 
-def test_another_loss_has_its_own_options(model: Path) -> None:
+def test_another_loss_has_its_own_options(model):
     """Those of the run's loss are not left to the other one; unused settings are as by default."""
     config, other = both(
         model,
@@ -153,14 +147,12 @@ def test_another_loss_has_its_own_options(model: Path) -> None:
         ),
     ],
 )
-def test_choices_that_cannot_be_compared(
-    model: Path, overrides: tuple[str, ...], given: tuple[str, ...], words: str
-) -> None:
+def test_choices_that_cannot_be_compared(model, overrides, given, words):
     with pytest.raises(ConfigError, match=words):
         both(model, *overrides, given=given)
 
 
-def test_the_layout_is_the_run_s_unless_another_one_is_given(model: Path) -> None:
+def test_the_layout_is_the_run_s_unless_another_one_is_given(model):
     made = source(model, "actor.tensor_parallel=2", "actor.sequence_parallel=true")
     config = run_config(made, 5, read_choices([]), Path("f"))
     layout = check_ranks(config, CPU, 8)
@@ -172,10 +164,10 @@ def test_the_layout_is_the_run_s_unless_another_one_is_given(model: Path) -> Non
     assert not config.actor.sequence_parallel
 
 
-def test_a_layout_that_cannot_do_it(model: Path) -> None:
+def test_a_layout_that_cannot_do_it(model):
     made = source(model)
 
-    def said(sequences: int, *overrides: str) -> str:
+    def said(sequences, *overrides):
         config = run_config(made, 5, read_choices(list(overrides)), Path("f"))
         with pytest.raises(ConfigError) as error:
             check_ranks(config, CPU, sequences)
@@ -192,9 +184,7 @@ def test_a_layout_that_cannot_do_it(model: Path) -> None:
     assert config.cluster.device is Device.cpu
 
 
-def test_the_command_says_it_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_it_in_one_line(tmp_path, capsys):
     assert main(["replay", str(tmp_path), "3", "--json", "rollout.temperature=0.1"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: rollout.temperature=0.1") and said.count("\n") == 1

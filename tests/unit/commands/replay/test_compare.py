@@ -1,12 +1,8 @@
 """A step that was done again against the run's digests, and two updates of one batch."""
 
-from __future__ import annotations
-
 import copy
 import json
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -29,40 +25,40 @@ LAYOUT = {"tensor_parallel": 1, "device": "cpu", "threads": 2}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     return Run(tmp_path / "run").go()
 
 
-def again(run: Run, step: int, **changed: Any) -> Redone:
+def again(run, step, **changed):
     """The step's digests as a replay makes them."""
     digests = StepDigests()
-    monitor: Any = SimpleNamespace(digests=digests, phase=lambda _: _Nothing())
+    monitor = SimpleNamespace(digests=digests, phase=lambda _: _Nothing())
     run.train_on(monitor, step, run.trained(step))
     run.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i + step)) for i in range(3)}
     digest_gradient(digests, changed.get("gradient", run.gradient(step)), run.gradients(step))
     if "weight" in changed:
         run.weights["layer.1.weight"][0, 0] += changed["weight"]
-    digest_weights(monitor, run)  # type: ignore[arg-type]
+    digest_weights(monitor, run)
     metrics = changed.get("metrics", {})
     return Redone(step, digests, metrics, {**LAYOUT, **changed.get("layout", {})}, LAYOUT)
 
 
 class _Nothing:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self): ...
+    def __exit__(self, *_): ...
 
 
-def source(run: Run) -> Any:
+def source(run):
     return SimpleNamespace(run=RunFolder(run.folder))
 
 
-def verdict(run: Run, redone: Redone, dtype: DType = DType.float32) -> compare.StepVerdict:
+def verdict(run, redone, dtype=DType.float32):
     found = compare.verdict(source(run), redone, dtype)
     assert list(compare.lines([found])) and json.dumps(compare.as_json([found]))
     return found
 
 
-def test_the_same_step_is_equal(run: Run) -> None:
+def test_the_same_step_is_equal(run):
     found = verdict(run, again(run, 2))
     assert found.is_exact and found.is_right and found.must_be_exact
     assert found.equal == (
@@ -73,7 +69,7 @@ def test_the_same_step_is_equal(run: Run) -> None:
     assert [one.grad_norm for one in found.minibatches or ()] == [2.5, 0.25]
 
 
-def test_one_changed_number_of_a_weight_is_noticed(run: Run) -> None:
+def test_one_changed_number_of_a_weight_is_noticed(run):
     found = verdict(run, again(run, 2, weight=2**-20))
     assert found.differing == ("weights",) and found.equal_tensors == 2
     # In its own layout on CPU that is another update; elsewhere the last bits may differ.
@@ -93,9 +89,7 @@ def test_one_changed_number_of_a_weight_is_noticed(run: Run) -> None:
         ("loss", float("nan"), DType.float32, False),
     ],
 )
-def test_another_layout_has_a_tolerance(
-    run: Run, name: str, factor: float, dtype: DType, close: bool
-) -> None:
+def test_another_layout_has_a_tolerance(run, name, factor, dtype, close):
     gradient = copy.deepcopy(run.gradient(2))
     gradient[0][name] *= factor
     redone = again(run, 2, gradient=gradient, layout={"tensor_parallel": 2})
@@ -104,7 +98,7 @@ def test_another_layout_has_a_tolerance(
     assert found.is_close is close and found.is_right is close
 
 
-def test_without_the_step_s_file_the_means_are_compared(run: Run) -> None:
+def test_without_the_step_s_file_the_means_are_compared(run):
     details_path(run.folder, 2).unlink()
     other = {"layout": {"tensor_parallel": 2}, "weight": 1.0}
     assert verdict(run, again(run, 2)).is_right  # By digests alone.
@@ -125,7 +119,7 @@ def test_without_the_step_s_file_the_means_are_compared(run: Run) -> None:
 PULLS = torch.arange(18, dtype=torch.float32) / 10
 
 
-def both(changes: dict[int, float]) -> Both:
+def both(changes):
     """The other update pulls otherwise at some response tokens."""
     groups = [group(f"p{i}", [1.0, -1.0], ["2", "3"], step=1) for i in range(2)]
     made = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=False)
@@ -140,7 +134,7 @@ def both(changes: dict[int, float]) -> Both:
     for row, change in changes.items():
         other[row] += change
 
-    def seen(pulls: torch.Tensor, norm: float) -> list[ObservedUpdate]:
+    def seen(pulls, norm):
         """Two ranks, the first of which has the last two sequences."""
         lengths = made.response_lengths
         at = int(lengths[:2].sum())
@@ -157,11 +151,11 @@ def both(changes: dict[int, float]) -> Both:
 
 
 class Tokenizer:
-    def decode(self, ids: list[int], **_: Any) -> str:
+    def decode(self, ids, **_):
         return " ".join(map(str, ids))
 
 
-def compared(changes: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> Any:
+def compared(changes, monkeypatch):
     monkeypatch.setattr(alternative, "load_tokenizer", lambda _: Tokenizer())
     digests = StepDigests(numbers={"gradient": [{"loss": 0.1}]})
     metrics = {"train/loss": 0.1, "train/lr": 1.0, "train/grad_norm": 2.0}
@@ -171,7 +165,7 @@ def compared(changes: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> Any:
     return found, "\n".join(alternative.lines(found, 3))
 
 
-def test_tokens_that_change_most_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_change_most_are_named(monkeypatch):
     found, text = compared({0: 1.0, 6: 3.0, 9: -2.0, 17: 2.0}, monkeypatch)
     gain, lose = found["gain"], found["lose"]
     assert [(one["sample"], one["position"]) for one in gain] == [("p0/1", 2), ("p1/1", 4)]
@@ -184,12 +178,12 @@ def test_tokens_that_change_most_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "3/p0/1 token 2" in text
 
 
-def test_the_same_update_has_no_such_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_update_has_no_such_tokens(monkeypatch):
     found, _ = compared({}, monkeypatch)
     assert found["gain"] == found["lose"] == [] and found["equal_pulls"] == 1.0
 
 
-def test_what_is_shown_of_metrics_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_shown_of_metrics_and_gradients(monkeypatch):
     found, text = compared({0: 1.0}, monkeypatch)
     norms = {"own_norm": 2.0, "other_norm": 2.0, "cosine": pytest.approx(1.5)}
     assert found["gradients"] == [norms]

@@ -1,9 +1,6 @@
 """Where a replay begins and what it reads, or one message that says what is missing."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +12,14 @@ from rlmath.utils.array_file import write_arrays
 from tests.unit.commands.made_run import Run
 
 
-def keep(folder: Path, *steps: int) -> None:
+def keep(folder, *steps):
     (folder / FOLDER).mkdir(exist_ok=True)
     for step in steps:
         with kept_file(folder / FOLDER, step).open("wb") as file:
             write_arrays(file, {"step": step, "keys": ["a/0"]}, {})
 
 
-def checkpoint(folder: Path, step: int) -> Path:
+def checkpoint(folder, step):
     path = folder / "checkpoints" / f"step_{step:06d}"
     path.mkdir(parents=True)
     (path / "tensors").write_bytes(bytes(range(100)))
@@ -30,7 +27,7 @@ def checkpoint(folder: Path, step: int) -> Path:
     return path
 
 
-def refusal(run_dir: Path, step: int, begin: int | None = None) -> str:
+def refusal(run_dir, step, begin=None):
     with pytest.raises(UserError) as error:
         read_source(run_dir, step, begin)
     assert "\n" not in str(error.value)
@@ -38,7 +35,7 @@ def refusal(run_dir: Path, step: int, begin: int | None = None) -> str:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     """Steps 1 to 6; 4 trained nothing; checkpoints after 2 and 5; all batches."""
     run = Run(tmp_path / "run").go(last=6)
     path = run.folder / "digests.jsonl"
@@ -54,7 +51,7 @@ def run_dir(tmp_path: Path) -> Path:
     return run.folder
 
 
-def test_the_nearest_checkpoint_is_where_it_begins(run_dir: Path) -> None:
+def test_the_nearest_checkpoint_is_where_it_begins(run_dir):
     wanted = {6: (5, (6,)), 5: (2, (3, 5)), 3: (2, (3,)), 2: (0, (1, 2)), 1: (0, (1,))}
     for step, (begin, steps) in wanted.items():
         found = read_source(run_dir, step)
@@ -64,7 +61,7 @@ def test_the_nearest_checkpoint_is_where_it_begins(run_dir: Path) -> None:
     assert read_source(run_dir, 6).headers[6]["keys"] == ["a/0"]
 
 
-def test_a_damaged_checkpoint_is_skipped_and_named(run_dir: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_named(run_dir):
     (run_dir / "checkpoints" / "step_000005" / "tensors").write_bytes(bytes(100))
     found = read_source(run_dir, 6)
     assert found.steps == (3, 5, 6) and "step_000005" in found.broken[0]
@@ -74,7 +71,7 @@ def test_a_damaged_checkpoint_is_skipped_and_named(run_dir: Path) -> None:
     assert "step_000002: tensors is missing" in refusal(run_dir, 6)
 
 
-def test_a_step_that_is_not_there(run_dir: Path) -> None:
+def test_a_step_that_is_not_there(run_dir):
     assert "step 7: there is none" in refusal(run_dir, 7) and "steps 1 to 6" in refusal(run_dir, 7)
     keep(run_dir, 7)
     assert "step 7: it was begun and not finished" in refusal(run_dir, 7)
@@ -83,7 +80,7 @@ def test_a_step_that_is_not_there(run_dir: Path) -> None:
     assert "neither metrics.jsonl nor samples/" in refusal(run_dir / "samples", 1)
 
 
-def test_a_batch_that_is_gone(run_dir: Path) -> None:
+def test_a_batch_that_is_gone(run_dir):
     """The message names it, the setting, and what is left."""
     kept_file(run_dir / FOLDER, 1).unlink()
     kept_file(run_dir / FOLDER, 3).unlink()
@@ -98,19 +95,19 @@ def test_a_batch_that_is_gone(run_dir: Path) -> None:
     assert "no step of this run can be replayed" in said
 
 
-def test_a_damaged_batch_is_refused_at_once(run_dir: Path) -> None:
+def test_a_damaged_batch_is_refused_at_once(run_dir):
     path = kept_file(run_dir / FOLDER, 6)
     path.write_bytes(path.read_bytes()[:20])
     assert "the batch of step 6 cannot be read" in refusal(run_dir, 6)
 
 
-def test_where_it_may_be_told_to_begin(run_dir: Path) -> None:
+def test_where_it_may_be_told_to_begin(run_dir):
     said = refusal(run_dir, 6, begin=3)
     assert "--from 3" in said and "a checkpoint of step 2" in said and "initial weights" in said
     assert "step 2 is not after it" in refusal(run_dir, 2, begin=5)
 
 
-def test_a_run_that_began_elsewhere(run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_that_began_elsewhere(run_dir, tmp_path):
     """From another run's checkpoint: its initial weights are those, while they are there."""
     other = tmp_path / "other"
     theirs = run_dir / "checkpoints" / "step_000002"
@@ -122,7 +119,7 @@ def test_a_run_that_began_elsewhere(run_dir: Path, tmp_path: Path) -> None:
     assert "no checkpoint, and none before the step" in refusal(other, 4)
 
 
-def test_settings_are_those_of_the_attempt(run_dir: Path) -> None:
+def test_settings_are_those_of_the_attempt(run_dir):
     Run(run_dir, "actor.optimizer.lr=0.5").go(6, 7, resumed=True)
     keep(run_dir, 6, 7)
     found = read_source(run_dir, 7)

@@ -9,7 +9,6 @@ import select
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 CHROMIUM = next(
@@ -47,7 +46,7 @@ class Browser:
         events: What the browser reported, in order.
     """
 
-    def __init__(self, to_browser: int, from_browser: int) -> None:
+    def __init__(self, to_browser, from_browser):
         self._to = os.fdopen(to_browser, "wb", buffering=0)
         self._from = os.fdopen(from_browser, "rb", buffering=0)
         self._pending = b""
@@ -60,7 +59,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **parameters: Any) -> Any:
+    def call(self, method, **parameters):
         """Call a method of the protocol and wait for its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -72,14 +71,14 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, url: str) -> None:
+    def open(self, url):
         """Go to a page, and wait until it is loaded."""
         self.events.clear()
         self.call("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self.events.append(self._read())
 
-    def run(self, script: str) -> Any:
+    def run(self, script):
         """The value of an expression in the page, or what its promise gives."""
         found = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
@@ -87,7 +86,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait_for(self, expression: str) -> None:
+    def wait_for(self, expression):
         """Until an expression in the page is true."""
         self.run(
             f"""new Promise((done) => {{
@@ -96,13 +95,13 @@ class Browser:
             }})"""
         )
 
-    def press(self, key: str, code: int, text: str = "") -> None:
+    def press(self, key, code, text=""):
         """Press a key and let it go."""
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **named)
         self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
-    def problems(self) -> list[str]:
+    def problems(self):
         """Errors, messages of the console, and requests of anything but files."""
         found = []
         for event in self.events:
@@ -114,7 +113,7 @@ class Browser:
                 found += [] if url.startswith("file:") else [url]
         return found
 
-    def _read(self) -> Any:
+    def _read(self):
         while b"\0" not in self._pending:
             ready, _, _ = select.select([self._from], [], [], HANGS_AFTER_S)
             assert ready, "the browser says nothing, or what was waited for never came"
@@ -126,7 +125,7 @@ class Browser:
 
 
 @contextlib.contextmanager
-def open_browser() -> Iterator[Browser]:
+def open_browser():
     """A browser for the length of the block."""
     assert CHROMIUM is not None
     theirs_in, ours_out = os.pipe()

@@ -1,10 +1,5 @@
 """Runs as the monitor writes them, without a model."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from rlmath.checks import attempts
@@ -18,10 +13,10 @@ from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, in_turns
 
 
 @pytest.fixture(scope="session")
-def make_run() -> Callable[..., Path]:
+def make_run():
     """A function that writes a run's folder."""
 
-    def make(folder: Path, *overrides: str, steps: int = STEPS, skill: int = 0) -> Path:
+    def make(folder, *overrides, steps=STEPS, skill=0):
         settings = ["experiment=quickstart", f"runner.run_dir={folder}", f"runner.steps={STEPS}"]
         settings += ["model.path=tiny", "runner.token_samples=1"]
         config = load([*settings, *overrides])
@@ -30,7 +25,7 @@ def make_run() -> Callable[..., Path]:
         save(config, folder / "config.yaml")
         with open_monitor(folder, config.runner, STEPS) as monitor:
             for step in range(steps + 1):
-                metrics: dict[str, float] = {}
+                metrics = {}
                 if step % 2 == 0:
                     right = 5.0 if step + skill > 2 else -5.0
                     held_out = group("eval.jsonl:0", [right], [r"\boxed{2}"], step)
@@ -79,6 +74,6 @@ def make_run() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def run_dir(make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_dir(make_run, tmp_path_factory):
     """A finished run; tests only read it."""
     return make_run(tmp_path_factory.mktemp("report") / "first")

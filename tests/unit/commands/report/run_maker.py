@@ -1,15 +1,12 @@
 """Groups of samples for made-up runs, and the data of a page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import Any
 
 import numpy as np
 
 from rlmath.monitor.token_files import TracedSample
-from rlmath.types import FinishReason, GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 STEPS = 4
 # What a model may write, or a file may hold: none of it may run, break or reorder the page.
@@ -23,12 +20,12 @@ HOSTILE = (
 )
 
 
-def group(id_: str, rewards: list[float | None], texts: list[str], step: int) -> Group:
+def group(id_, rewards, texts, step):
     """Samples of a problem; a positive reward is a right answer."""
     problem = Problem(id_, f"What is {id_}?", (1, 2, 3), ("2",))
     samples = []
     for index, (reward, text) in enumerate(zip(rewards, texts, strict=True)):
-        finish: FinishReason = "length" if reward is None else "stop"
+        finish = "length" if reward is None else "stop"
         sample = Sample(
             problem_id=id_,
             index=index,
@@ -47,7 +44,7 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
     return Group(problem, tuple(samples))
 
 
-def in_turns(made: Group) -> Group:
+def in_turns(made):
     """A group whose last sample, of nine tokens, has called a tool."""
     *others, last = made.samples
     segments = (("model", 0), ("glue", 3), ("observation", 4), ("glue", 5), ("model", 6))
@@ -59,7 +56,7 @@ def in_turns(made: Group) -> Group:
     return Group(made.problem, (*others, dataclasses.replace(last, sample=turns)))
 
 
-def traced(graded: GradedSample) -> tuple[TracedSample, dict[str, Any]]:
+def traced(graded):
     """What the ranks might have said of a sample, in a step with a reference model. Its first token
     is clipped, its second one left out, and its last one not in the loss."""
     sample = graded.sample
@@ -84,7 +81,7 @@ def traced(graded: GradedSample) -> tuple[TracedSample, dict[str, Any]]:
     return own, values
 
 
-def page_data(text: str) -> Any:
+def page_data(text):
     """The data of a page."""
     block = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     return json.loads(block)

@@ -3,39 +3,31 @@
 Where no Chromium is installed, test_report_page.py still checks the file's structure.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlmath.cli import main
-from tests.unit.commands.report.browser import CHROMIUM, HELPERS, WITHOUT, Browser, open_browser
+from tests.unit.commands.report.browser import CHROMIUM, HELPERS, WITHOUT, open_browser
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT),
-]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser():
     with open_browser() as one:
         one.call("Page.addScriptToEvaluateOnNewDocument", source=HELPERS)
         yield one
 
 
 @pytest.fixture(scope="module")
-def url(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(run_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("browser") / "page.html"
     assert main(["report", str(run_dir), "--out", str(out)]) == 0
     return out.as_uri()
 
 
-def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: str) -> None:
+def test_it_opens_alone_and_runs_nothing_of_the_samples(browser, url):
     browser.open(url)
     opened_ms = browser.run("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert 0 < opened_ms < 2000
@@ -52,7 +44,7 @@ def test_it_opens_alone_and_runs_nothing_of_the_samples(browser: Browser, url: s
     assert browser.problems() == []
 
 
-def test_the_policy_forbids_requests_and_scripts(browser: Browser, url: str) -> None:
+def test_the_policy_forbids_requests_and_scripts(browser, url):
     browser.open(url)
     refused = browser.run(
         """new Promise(async (done) => {
@@ -72,7 +64,7 @@ def test_the_policy_forbids_requests_and_scripts(browser: Browser, url: str) -> 
     assert browser.run("window.pwned === undefined")
 
 
-def test_samples_are_found(browser: Browser, url: str) -> None:
+def test_samples_are_found(browser, url):
     browser.open(url)
     assert browser.run("count()") == "39 of 39 samples"
     for field, value, found in (
@@ -102,7 +94,7 @@ def test_samples_are_found(browser: Browser, url: str) -> None:
     assert "No sample fits" in browser.run("$('#sample-detail').textContent")
 
 
-def test_formulas_and_characters(browser: Browser, url: str) -> None:
+def test_formulas_and_characters(browser, url):
     browser.open(url)
     browser.run("set('f-text', 'frac{1}{2}')")
     assert browser.run("$$('.sample math mfrac').length") == 1
@@ -120,7 +112,7 @@ def test_formulas_and_characters(browser: Browser, url: str) -> None:
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_turns_and_folded_outputs(browser: Browser, url: str) -> None:
+def test_turns_and_folded_outputs(browser, url):
     browser.open(url)
     browser.run("set('f-text', '<b>two</b>')")
     assert browser.run("count()") == "1 of 39 samples"
@@ -138,7 +130,7 @@ def test_turns_and_folded_outputs(browser: Browser, url: str) -> None:
     assert browser.problems() == []
 
 
-def test_tokens(browser: Browser, url: str) -> None:
+def test_tokens(browser, url):
     browser.open(url)
     browser.run("set('f-kind', 'step'); set('f-step', '3')")
     browser.run("$$('ul.list li').find((one) => (one.click(), $('.sample details')))")
@@ -190,7 +182,7 @@ def test_tokens(browser: Browser, url: str) -> None:
     assert browser.problems() == []
 
 
-def test_curves(browser: Browser, url: str) -> None:
+def test_curves(browser, url):
     browser.open(url)
     titles = "$$('#curves figcaption').map((one) => one.firstChild.textContent)"
     assert "rollout/rewards" not in browser.run(titles), "it is beside the summary"
@@ -224,9 +216,7 @@ def test_curves(browser: Browser, url: str) -> None:
     assert browser.run("count()") == "9 of 39 samples"
 
 
-def test_an_axis_of_tokens_or_hours_and_curves_of_one_point(
-    browser: Browser, tmp_path: Path, make_run: Callable[..., Path]
-) -> None:
+def test_an_axis_of_tokens_or_hours_and_curves_of_one_point(browser, tmp_path, make_run):
     run = make_run(tmp_path / "axes", steps=2)
     rows = [
         {"step": 1, "rollout/rewards": 0.0, "rollout/response_tokens": 1000, "timing/step": 36},
@@ -250,7 +240,7 @@ def test_an_axis_of_tokens_or_hours_and_curves_of_one_point(
     assert browser.problems() == []
 
 
-def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
+def test_times_problems_and_distributions(browser, url):
     browser.open(url)
     browser.run("set('time-step-0', '1')")
     assert browser.run("$('output').textContent").startswith("step 1: ")
@@ -271,7 +261,7 @@ def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
     browser.wait_for("$('#settings-0').textContent.includes('algorithm.group_size')")
 
 
-def test_what_changed(browser: Browser, url: str) -> None:
+def test_what_changed(browser, url):
     browser.open(url)
     assert "steps 3 to 4 against steps 1 to 2" in browser.run("$('#changes').textContent").lower()
     browser.run("$('#change-0-length').open = true; $('#change-0-accuracy').open = true")
@@ -281,27 +271,7 @@ def test_what_changed(browser: Browser, url: str) -> None:
     assert browser.run("count()") == "3 of 39 samples"
 
 
-def test_the_last_step_of_an_axis_is_not_cut(
-    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "long", steps=2)
-    with (run / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 1000, "rollout/rewards": 1.0}\n')
-    assert main(["report", str(run), "--out", str(tmp_path / "long.html")]) == 0
-    browser.open((tmp_path / "long.html").as_uri())
-    texts: Any = browser.run(
-        """$$("figure.chart svg text").map((text) => {
-          const box = text.getBBox();
-          return [text.textContent, box.x, box.x + box.width];
-        })"""
-    )
-    assert "1000" in [label for label, *_ in texts]
-    assert [one for one in texts if one[1] < 0 or one[2] > 360] == []
-
-
-def test_long_lists_are_shown_in_parts(
-    browser: Browser, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_long_lists_are_shown_in_parts(browser, make_run, tmp_path):
     """More samples than the list has at first, and more problems than the heat map has."""
     run = make_run(tmp_path / "many", steps=2)
     file = run / "samples" / "step_000002.jsonl"
@@ -329,7 +299,7 @@ def test_long_lists_are_shown_in_parts(
     assert browser.run(rows) == before
 
 
-def test_keys_alone(browser: Browser, url: str) -> None:
+def test_keys_alone(browser, url):
     """Tab reaches every control, and arrows move in the list."""
     browser.open(url)
     reached = set()
@@ -346,50 +316,3 @@ def test_keys_alone(browser: Browser, url: str) -> None:
     assert before != after == browser.run("$('ul.list').getAttribute('aria-activedescendant')")
     browser.press("Home", 36)
     assert browser.run("$('li[aria-selected=true]').id") == before
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-def test_windows_and_schemes(browser: Browser, url: str, scheme: str, width: int) -> None:
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width, height=800, deviceScaleFactor=1, mobile=False,
-    )  # fmt: skip
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.call("Emulation.setEmulatedMedia", features=features)
-    browser.open(url)
-    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.run("$('table.causes td').offsetWidth >= 100"), "words are not broken"
-    # Text, weak text and signs against the page: 4.5 is WCAG's AA.
-    contrasts = browser.run(
-        """["--text", "--weak", "--good", "--bad", "--mark", "--a", "--focus"].map((name) => {
-          const style = getComputedStyle(document.documentElement);
-          const light = (color) => {
-            const part = (at) => {
-              const value = parseInt(color.trim().slice(at, at + 2), 16) / 255;
-              return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-            };
-            return 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
-          };
-          const both = [name, "--panel"].map((one) => light(style.getPropertyValue(one)));
-          return (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
-        })"""
-    )
-    assert min(contrasts) >= 4.5
-
-
-def test_a_reload_keeps_what_was_looked_at(
-    browser: Browser, url: str, make_run: Callable[..., Path]
-) -> None:
-    browser.open(url)
-    browser.run("set('f-status', 'timeout'); $('#group-timing').open = true")
-    browser.wait_for("$$('#group-timing figure').length")
-    browser.run("$$('ul.list li')[1].click()")
-    chosen: Any = browser.run("$('.sample h3').textContent")
-    browser.events.clear()
-    browser.call("Page.reload")
-    while not any(event["method"] == "Page.loadEventFired" for event in browser.events):
-        browser.events.append(browser._read())
-    assert browser.run("count()") == "4 of 39 samples"
-    assert browser.run("$('.sample h3').textContent") == chosen
-    assert browser.run("$('#group-timing').open")

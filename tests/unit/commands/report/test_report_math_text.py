@@ -1,10 +1,5 @@
 """Formulas of a text as MathML that can only show mathematics."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +12,7 @@ $ $$ \[ \] \( \) \boxed{ } { \begin{align} \end{align} x 5 \frac < & ^ _ \\
 PIECES = st.sampled_from([*MARKUP.split(), " ", "\n", r"\href{javascript:1}{y}"])
 
 
-def nodes(tree: Any) -> Iterator[list[Any]]:
+def nodes(tree):
     yield tree
     if isinstance(tree[1], list):
         for child in tree[1]:
@@ -25,7 +20,7 @@ def nodes(tree: Any) -> Iterator[list[Any]]:
 
 
 @given(st.lists(PIECES, max_size=40).map("".join))
-def test_pieces_join_to_the_text_and_formulas_are_harmless(text: str) -> None:
+def test_pieces_join_to_the_text_and_formulas_are_harmless(text):
     pieces = split(text)
     assert "".join(one if isinstance(one, str) else one[0] for one in pieces) == text
     for piece in pieces:
@@ -47,18 +42,18 @@ def test_pieces_join_to_the_text_and_formulas_are_harmless(text: str) -> None:
         ("$" + "x" * 403 + "$", []),
     ],
 )
-def test_delimiters(text: str, formulas: list[str]) -> None:
+def test_delimiters(text, formulas):
     assert [piece[1] for piece in split(text) if not isinstance(piece, str)] == formulas
 
 
-def test_a_text_of_nothing_but_openings() -> None:
+def test_a_text_of_nothing_but_openings():
     for opening in (r"\[", r"\(", "$$", "$", r"\boxed{", r"\begin{align}", r"\boxed{{{"):
         text = opening * (20_000 // len(opening))
         pieces = split(text)
         assert "".join(one if isinstance(one, str) else one[0] for one in pieces) == text
 
 
-def test_conversion() -> None:
+def test_conversion():
     assert [one[0] for one in nodes(to_tree(r"\frac{1}{2}"))] == ["math", "mfrac", "mn", "mn"]
     boxed = [one[0] for one in nodes(to_tree(r"\boxed{\frac{1}{2}}"))]
     assert boxed == ["math", "menclose", "mfrac", "mn", "mn"]
@@ -69,15 +64,15 @@ def test_conversion() -> None:
 
 
 @pytest.mark.parametrize("latex", ["x_{1}_{2}", "}{", "^", "{" * 3000, r"\frac" * 100])
-def test_what_is_no_formula_stays_text(latex: str) -> None:
+def test_what_is_no_formula_stays_text(latex):
     assert to_tree(latex) is None
 
 
-def test_commands_cannot_be_defined() -> None:
+def test_commands_cannot_be_defined():
     """Ten of these double the formula ten times."""
     assert to_tree(r"\newcommand{\a}{\b\b}\a") is None
     assert to_tree(r"\def\a{x}\a") is None
 
 
-def test_display() -> None:
+def test_display():
     assert is_display("$$x$$") and is_display(r"\[x\]") and not is_display("$x$")

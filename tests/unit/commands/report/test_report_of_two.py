@@ -1,10 +1,5 @@
 """Two runs on one page: what differs, and who solves what."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from rlmath.cli import main
@@ -13,7 +8,7 @@ from tests.unit.commands.report.browser import CHROMIUM, HELPERS, WITHOUT, open_
 from tests.unit.commands.report.run_maker import page_data
 
 
-def test_settings_and_problems() -> None:
+def test_settings_and_problems():
     first = {"a": 1, "only.first": [1], "runner.run_dir": "x", "same": None}
     second = {"a": 2, "runner.run_dir": "y", "same": None}
     solved, failed = {1: [0, 2], 3: [1, 2]}, {2: [2, 2], 4: [0, 2]}
@@ -27,7 +22,7 @@ def test_settings_and_problems() -> None:
     }
 
 
-def test_lists_are_limited() -> None:
+def test_lists_are_limited():
     ids = [f"p{i}" for i in range(MAX_PROBLEMS + 5)]
     one, none = ({"step": {id_: {1: [right, 1]} for id_ in ids}} for right in (1, 0))
     found = compare([{}, {}], [none, one])["problems"]["step"]
@@ -35,9 +30,7 @@ def test_lists_are_limited() -> None:
 
 
 @pytest.fixture(scope="module")
-def page(
-    run_dir: Path, make_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def page(run_dir, make_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     second = make_run(folder / "second", "actor.optimizer.lr=1e-9", steps=2)
     out = folder / "page.html"
@@ -45,7 +38,7 @@ def page(
     return out
 
 
-def test_both_runs_are_in_the_page(page: Path) -> None:
+def test_both_runs_are_in_the_page(page):
     data = page_data(page.read_text(encoding="utf-8"))
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     assert [run["steps"][-1] for run in data["runs"]] == [4, 2]
@@ -57,7 +50,7 @@ def test_both_runs_are_in_the_page(page: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT)
-def test_side_by_side(page: Path) -> None:
+def test_side_by_side(page):
     with open_browser() as browser:
         browser.call("Page.addScriptToEvaluateOnNewDocument", source=HELPERS)
         browser.open(page.as_uri())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.report.page import FOLDER, SCRIPTS, to_script_json
+from rlmath.commands.report.page import FOLDER, SCRIPTS
 from rlmath.commands.report.tokens import columns_of
 from rlmath.commands.report.traces import MAX_LINKS, traces_of
 from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_data, traced
@@ -245,11 +245,6 @@ def test_it_is_written_again_while_the_run_lasts(
     last = (run / "report.html").read_text(encoding="utf-8")
     assert 'http-equiv="refresh"' not in last
     assert page_data(last)["runs"][0]["state"] == f"finished: {STEPS} steps"
-
-
-def test_json_for_a_script_block() -> None:
-    written = to_script_json({"a": "</script>\u2028\ud800é", "b": [float("inf")]})
-    assert written == r'{"a":"\u003c/script\u003e\u2028\ud800\u00e9","b":[null]}'
 
 
 def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(

@@ -1,23 +1,10 @@
 """Which samples a page has, and the figures over all of them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
-from rlmath.commands.report.sample_sets import (
-    MAX_COLUMNS,
-    MAX_PROBLEMS,
-    cut_text,
-    heat_map,
-    quantiles,
-    read_samples_of,
-)
+from rlmath.commands.report.sample_sets import MAX_COLUMNS, MAX_PROBLEMS, heat_map, read_samples_of
 from rlmath.monitor.run_folder import RunFolder
 
 
-def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None:
+def test_a_small_page_has_the_same_problems_in_every_step(run_dir):
     run = RunFolder(run_dir)
     everything = read_samples_of(run, 10**9)
     assert not any(everything.left_out.values())
@@ -33,19 +20,7 @@ def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None
     assert some.figures == everything.figures and some.grades == everything.grades
 
 
-def test_quantiles() -> None:
-    assert quantiles([]) == []
-    assert quantiles([3.0]) == [3.0] * 7
-    assert quantiles([4, 0, 1, 3, 2]) == pytest.approx([0, 0.2, 1, 2, 3, 3.8, 4])
-
-
-def test_texts_are_cut_in_the_middle() -> None:
-    assert cut_text("abc", 3) == ("abc", 0)
-    text, cut = cut_text("a" * 50 + "b" * 50, 10)
-    assert cut == 90 and text.startswith("aaaaa\n[… 90 ") and text.endswith("]\nbbbbb")
-
-
-def test_a_heat_map_of_many_steps_and_problems() -> None:
+def test_a_heat_map_of_many_steps_and_problems():
     steps = range(1, 3 * MAX_COLUMNS + 1)
     grades = {f"p{i}": {step: [1, 2] for step in steps if step % (i + 1) == 0} for i in range(200)}
     heat = heat_map(grades)

@@ -1,10 +1,7 @@
 """Numbers that an engine reads otherwise than the actor."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +12,7 @@ from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rope import Rope
 from rlmath.model.spec import model_spec
-from rlmath.training.checks.engine_constants import (
-    check_constants,
-    wrong_constant,
-)
+from rlmath.training.checks.engine_constants import check_constants, wrong_constant
 from rlmath.training.checks.prefix_cache import check_prefix_cache
 
 SPEC = model_spec(KNOWN["Qwen3-8B"])
@@ -36,13 +30,13 @@ LINEAR = Rope(10000.0, "linear", {"factor": 4.0})
 YARN = Rope(10000.0, "yarn", {"factor": 16.0, "original_max_position_embeddings": 2048})
 
 
-def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None, own: bool = False) -> Any:
+def worker(spec, dtype, epsilon=None, own=False):
     """A vLLM worker with a norm and a rotary embedding, ``own``: one of transformers."""
     inverse, factor = rope_inverse_frequencies(spec)
     angles = torch.outer(torch.arange(128).float(), inverse)
     cache = torch.cat([angles.cos(), angles.sin()], 1) * factor
     norm = SimpleNamespace(variance_epsilon=spec.norm_eps if epsilon is None else epsilon)
-    rotary: Any = SimpleNamespace(cos_sin_cache=cache.to(dtype))
+    rotary = SimpleNamespace(cos_sin_cache=cache.to(dtype))
     if own:
         rotary = torch.nn.Module()
         rotary.register_buffer("inv_freq", inverse, persistent=False)
@@ -54,7 +48,7 @@ def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None, own: boo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rope", [SPEC.rope, LLAMA3, LINEAR, YARN], ids=lambda one: one.kind)
-def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) -> None:
+def test_equal_numbers_pass_and_others_do_not(dtype, rope):
     spec = dataclasses.replace(SPEC, rope=rope)
     assert wrong_constant(worker_constants(worker(spec, dtype)), spec) is None
     found = worker_constants(worker(spec, dtype, epsilon=1e-5))
@@ -64,7 +58,7 @@ def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) ->
     assert f"rope {rope.kind}, theta {rope.theta:g}" in str(wrong_constant(found, spec))
 
 
-def test_frequencies_of_models_that_transformers_computes() -> None:
+def test_frequencies_of_models_that_transformers_computes():
     """vLLM takes OLMo-2 from there."""
     right = worker_constants(worker(SPEC, torch.float32, own=True))
     assert (
@@ -76,16 +70,16 @@ def test_frequencies_of_models_that_transformers_computes() -> None:
     assert "different rotary frequencies" in str(wrong_constant(found, SPEC))
 
 
-def test_the_engine_is_named() -> None:
+def test_the_engine_is_named():
     right = worker_constants(worker(SPEC, torch.float32))
     wrong = worker_constants(worker(SPEC, torch.float32, epsilon=1e-5))
-    pool: Any = SimpleNamespace(ask=lambda _: [[right], [right, wrong]])
+    pool = SimpleNamespace(ask=lambda _: [[right], [right, wrong]])
     with pytest.raises(WeightsError, match="engine 1 has an RMS norm with epsilon 1e-05"):
         check_constants(pool, SPEC)
 
 
-def test_prefixes_of_old_weights_are_found() -> None:
-    pool: Any = SimpleNamespace(ask=lambda _: [0, 0], weights_version=3)
+def test_prefixes_of_old_weights_are_found():
+    pool = SimpleNamespace(ask=lambda _: [0, 0], weights_version=3)
     check_prefix_cache(pool)
     pool.ask = lambda _: [0, 5]
     with pytest.raises(WeightsError, match="engine 1 still has 5 blocks in its prefix cache"):

@@ -1,17 +1,14 @@
 """Invariants of an update: metrics that satisfy them, and each one violated on purpose."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from typing import Any
 
 import pytest
 
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
-from rlmath.config.schema import Config, OnMisalignment
+from rlmath.config.schema import OnMisalignment
 from rlmath.training.checks.base import InvariantError, report
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.checks.invariants import Invariants, missing_routes, violations
@@ -21,11 +18,11 @@ from rlmath.training.gate import Noise
 KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
 
 
-def settings(*overrides: str) -> Config:
+def settings(*overrides):
     return load(["experiment=quickstart", "algorithm.minibatches_per_step=2", *overrides])
 
 
-def broken(config: Config, *minibatches: dict[str, float], **changes: Any) -> list[str]:
+def broken(config, *minibatches, **changes):
     result = UpdateResult(
         [KEPT | one for one in minibatches], changes.pop("early_stopped", {}), None
     )
@@ -33,11 +30,11 @@ def broken(config: Config, *minibatches: dict[str, float], **changes: Any) -> li
     return violations(config, result=result, **defaults | changes)
 
 
-def test_a_right_step_breaks_none() -> None:
+def test_a_right_step_breaks_none():
     assert broken(settings(), {}, {"importance_ratio": 1.2, "kl": 0.3}) == []
 
 
-def test_the_first_ratio_is_one() -> None:
+def test_the_first_ratio_is_one():
     (sentence,) = broken(settings(), {"importance_ratio": 1.0004}, {})
     assert "first minibatch is 1.0004000, not 1 to within 1e-05" in sentence
     # Log-probs of the engine differ by right; bfloat16 rounds; a discarded one has its own word.
@@ -46,7 +43,7 @@ def test_the_first_ratio_is_one() -> None:
     assert not broken(settings(), {"importance_ratio": 9.0}, {}, early_stopped={0: "above 5"})
 
 
-def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise() -> None:
+def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise():
     """Its old log-probs may come from other micro-batches (actor.max_tokens_per_forward)."""
     config = settings("model.dtype=bfloat16", "algorithm.kl_coef=0.1")
     unsure = {"importance_ratio": 1.03, "kl": 0.03}
@@ -58,7 +55,7 @@ def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise() -
     assert broken(settings(), {"importance_ratio": 1.0004}, {}, noise_excess=0.07), "float32"
 
 
-def test_the_noise_is_that_of_the_runs_gate() -> None:
+def test_the_noise_is_that_of_the_runs_gate():
     checks = {type(one): one for one in step_checks()._checks}
     agreement, invariants = checks[LogProbAgreement], checks[Invariants]
     assert isinstance(agreement, LogProbAgreement) and isinstance(invariants, Invariants)
@@ -67,21 +64,21 @@ def test_the_noise_is_that_of_the_runs_gate() -> None:
     assert agreement.gate.noise_excess == 0.07
 
 
-def test_without_a_learning_rate_all_ratios_are_one() -> None:
+def test_without_a_learning_rate_all_ratios_are_one():
     still = {"lr": 0.0}
     assert not broken(settings(), still, still)
     (sentence,) = broken(settings(), still, still | {"importance_ratio": 0.99})
     assert "minibatch 1 is 0.9900000" in sentence and "learning rate is 0" in sentence
 
 
-def test_the_reference_is_the_policy_at_first() -> None:
+def test_the_reference_is_the_policy_at_first():
     config = settings("algorithm.kl_coef=0.1")
     (sentence,) = broken(config, {"kl": 0.002}, {"kl": 0.3})
     assert "KL to the reference is 0.002" in sentence
     assert not broken(config, {"kl": 0.002}, {}, first_step=False)
 
 
-def test_old_log_probs_of_the_present_weights_are_named() -> None:
+def test_old_log_probs_of_the_present_weights_are_named():
     same = {"approx_kl": 0.0}
     (sentence,) = broken(settings(), same, same)
     assert "minibatch 1 is exactly 1 in every token" in sentence
@@ -92,7 +89,7 @@ def test_old_log_probs_of_the_present_weights_are_named() -> None:
     assert not broken(settings("actor.lora.rank=8"), same, same)
 
 
-def test_reference_that_is_the_policy_is_named() -> None:
+def test_reference_that_is_the_policy_is_named():
     config, later = settings("algorithm.kl_coef=0.1"), {"first_step": False, "has_moved": True}
     (sentence,) = broken(config, {"kl": 0.0}, {"kl": 0.1}, **later)
     assert "KL to the frozen reference is exactly 0" in sentence
@@ -103,7 +100,7 @@ def test_reference_that_is_the_policy_is_named() -> None:
     assert not broken(settings(), {"kl": 0.0}, {}, **later)
 
 
-def test_no_advantage_no_gradient() -> None:
+def test_no_advantage_no_gradient():
     quiet = {"grad_norm": 0.0}
     assert not broken(settings(), quiet, quiet, any_advantage=False)
     (sentence,) = broken(settings(), quiet, {"grad_norm": 0.25}, any_advantage=False)
@@ -112,8 +109,8 @@ def test_no_advantage_no_gradient() -> None:
     assert not broken(with_entropy, {"grad_norm": 0.25}, {}, any_advantage=False)
 
 
-def test_engines_give_routes_of_all_but_the_last_tokens() -> None:
-    def found(missing: int, lengths: list[int]) -> str:
+def test_engines_give_routes_of_all_but_the_last_tokens():
+    def found(missing, lengths):
         share = {"routing/engine_missing_share": missing / sum(lengths)}
         return " ".join(missing_routes(share, lengths))
 
@@ -124,7 +121,7 @@ def test_engines_give_routes_of_all_but_the_last_tokens() -> None:
     assert "100.0% of the tokens" in found(200, [2] * 100)
 
 
-def test_on_fail_stops_or_warns() -> None:
+def test_on_fail_stops_or_warns():
     config, warnings = settings(), []
 
     class Listener:
@@ -132,8 +129,8 @@ def test_on_fail_stops_or_warns() -> None:
 
     sentences = broken(config, {"importance_ratio": 2.0})
     with pytest.raises(InvariantError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
-        report(config, sentences, 7, Listener())  # type: ignore[arg-type]
+        report(config, sentences, 7, Listener())
     lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)
     config = dataclasses.replace(config, alignment=lenient)
-    report(config, sentences, 7, Listener())  # type: ignore[arg-type]
+    report(config, sentences, 7, Listener())
     assert len(warnings) == 1 and warnings[0].startswith("step 7: the importance ratio")

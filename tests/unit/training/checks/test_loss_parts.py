@@ -1,7 +1,5 @@
 """Loss against terms, on figures of a healthy minibatch with each fault."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,14 +11,12 @@ from rlmath.training.checks.loss_parts import wrong_loss
 KL, ENTROPY = 0.1, 0.02
 
 
-def figures(
-    tokens: int = 4000, kl_coef: float = KL, entropy_coef: float = ENTROPY
-) -> dict[str, float]:
+def figures(tokens=4000, kl_coef=KL, entropy_coef=ENTROPY):
     """Metrics of a minibatch of two micro-batches in float32."""
     tokens = 4000
     draw = torch.Generator().manual_seed(0)
     settings = ObjectiveSettings(kl_coef=kl_coef, entropy_coef=entropy_coef)
-    sums: dict[str, float] = {}
+    sums = {}
     for _ in range(2):
         log_probs = -3 * torch.rand(tokens, generator=draw)
         inputs = LossInputs(
@@ -40,15 +36,13 @@ def figures(
 
 
 @pytest.mark.parametrize(("kl_coef", "entropy_coef"), [(0.0, 0.0), (KL, ENTROPY), (5.0, -0.3)])
-def test_loss_of_a_healthy_minibatch_is_the_sum_of_its_terms(
-    kl_coef: float, entropy_coef: float
-) -> None:
+def test_loss_of_a_healthy_minibatch_is_the_sum_of_its_terms(kl_coef, entropy_coef):
     assert (
         wrong_loss(figures(kl_coef=kl_coef, entropy_coef=entropy_coef), kl_coef, entropy_coef) == []
     )
 
 
-def test_missing_or_negated_terms_are_named() -> None:
+def test_missing_or_negated_terms_are_named():
     healthy = figures()
     kl, bonus = KL * healthy["kl_loss"], ENTROPY * healthy["entropy_term"]
     for change, cause in (
@@ -63,7 +57,7 @@ def test_missing_or_negated_terms_are_named() -> None:
         assert sentence.endswith(cause)
 
 
-def test_signal_without_a_gradient_is_named() -> None:
+def test_signal_without_a_gradient_is_named():
     (sentence,) = wrong_loss(figures() | {"grad_norm": 0.0}, KL, ENTROPY)
     assert "gradient norm is exactly 0" in sentence
     # Nothing but a KL whose gradient is 0 at the reference.

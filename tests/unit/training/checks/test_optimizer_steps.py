@@ -1,7 +1,5 @@
 """Learning rates as the driver works them out, and what it says about the ranks' findings."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.actor.step_probe import StepFinding
@@ -13,14 +11,14 @@ COSINE = OptimizerConfig(
 )
 
 
-def test_scheduled_rate_warms_up_and_decays() -> None:
+def test_scheduled_rate_warms_up_and_decays():
     rates = [scheduled_rate(COSINE, n) for n in (0, 2, 4, 8, 12, 30)]
     assert rates == pytest.approx([0.0, 0.5, 1.0, 0.55, 0.1, 0.1])
     constant = OptimizerConfig(lr=0.3)
     assert [scheduled_rate(constant, n) for n in (0, 100)] == [0.3, 0.3]
 
 
-def test_rates_of_a_schedule_that_began_again_are_named() -> None:
+def test_rates_of_a_schedule_that_began_again_are_named():
     healthy = [{"lr": scheduled_rate(COSINE, n), "discarded": 0.0} for n in (5, 6)]
     assert wrong_rates(COSINE, 5, healthy) == []
     again = [{"lr": scheduled_rate(COSINE, n), "discarded": 0.0} for n in (0, 1)]
@@ -31,6 +29,6 @@ def test_rates_of_a_schedule_that_began_again_are_named() -> None:
     assert wrong_rates(COSINE, 5, kept) == []
 
 
-def test_findings_of_ranks_are_named_with_numbers() -> None:
+def test_findings_of_ranks_are_named_with_numbers():
     (sentence,) = wrong_steps([(0, StepFinding()), (3, StepFinding(6.0, 3e-5, 1e-5))])
     assert "minibatch 1, rank 3" in sentence and "it is 3e-05, and should be 1e-05" in sentence

@@ -1,10 +1,7 @@
 """The driver's second set of estimators against those that train."""
 
-from __future__ import annotations
-
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -13,18 +10,18 @@ from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
 from rlmath.algorithms.advantages.base import ADVANTAGES
 from rlmath.training.checks.own_advantages import ESTIMATORS, ScoredGroups, own_advantages
 
-VARIANTS: dict[str, list[dict[str, Any]]] = {
+VARIANTS = {
     "grpo": [{}, {"leave_one_out": True}, {"leave_one_out_std": True, "leave_one_out": True}],
     "pass_at_k": [{"k": 1}, {"k": 3}],
 }
 CASES = [(name, one) for name in ESTIMATORS for one in VARIANTS.get(name, [{}])]
 
 
-def made_groups(seed: int, options: Any) -> ScoredGroups:
+def made_groups(seed, options):
     """Groups with unscored samples, equal rewards, masked sequences and one sample."""
     rng = random.Random(seed)
     sizes = [4, 4, 1, 3, 5]
-    choices: list[float | None] = [0.0, 1.0, 0.5, None]
+    choices = [0.0, 1.0, 0.5, None]
     rewards = [[rng.choice(choices) for _ in range(size)] for size in sizes]
     rewards[1] = [0.1] * 4
     second = [[rng.choice(choices) for _ in range(size)] for size in sizes]
@@ -38,9 +35,7 @@ def made_groups(seed: int, options: Any) -> ScoredGroups:
 
 @pytest.mark.parametrize(("name", "given"), CASES)
 @pytest.mark.parametrize("whiten_epsilon", [None, 1e-6])
-def test_own_advantages_equal_those_of_the_estimator(
-    name: str, given: dict[str, Any], whiten_epsilon: float | None
-) -> None:
+def test_own_advantages_equal_those_of_the_estimator(name, given, whiten_epsilon):
     options = ADVANTAGES.options(name)(**given)
     for seed in range(30):
         groups = made_groups(seed, options)
@@ -70,9 +65,9 @@ def test_own_advantages_equal_those_of_the_estimator(
         assert own == pytest.approx(wanted.tolist(), rel=1e-9, abs=1e-9)
 
 
-def test_own_advantages_of_a_value_model_are_unknown() -> None:
+def test_own_advantages_of_a_value_model_are_unknown():
     assert own_advantages("gae", made_groups(0, None), None) is None
 
 
-def _nan(value: float | None) -> float:
+def _nan(value):
     return math.nan if value is None else value

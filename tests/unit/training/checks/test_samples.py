@@ -1,11 +1,8 @@
 """Samples whose ends, texts and grades are right, and wrong in one way each."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ PROBLEM = Problem("p", "?", (1,), ("2",))
 MATH = SimpleNamespace(label="math", weight=1.0, reward=MathAnswer(5.0, -5.0))
 
 
-def graded(tokens: list[int], reason: Any = "stop", **changes: Any) -> GradedSample:
+def graded(tokens, reason="stop", **changes):
     text = " ".join(map(str, tokens))
     arrays = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
     sample = Sample("p", 0, *arrays, text, reason, ((0, 0),), 1, 0)
@@ -52,24 +49,22 @@ def graded(tokens: list[int], reason: Any = "stop", **changes: Any) -> GradedSam
         (graded([1, 2, 3], "length"), "3 tokens, but the limit is 4"),
     ],
 )
-def test_end_of_a_response_is_what_its_finish_reason_says(
-    sample: GradedSample, problem: str | None
-) -> None:
+def test_end_of_a_response_is_what_its_finish_reason_says(sample, problem):
     found = wrong_ends([graded([1, EOS]), sample], frozenset([EOS]), frozenset([LIMIT]))
     assert (problem is None and not found) or (problem is not None and problem in found[0])
 
 
-def test_limit_of_samples_from_before_a_resume_is_not_judged() -> None:
+def test_limit_of_samples_from_before_a_resume_is_not_judged():
     short = graded([1, 2, 3], "length")
     assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 0)
     assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 1) == []
 
 
-def test_model_without_an_end_is_not_judged_by_it() -> None:
+def test_model_without_an_end_is_not_judged_by_it():
     assert wrong_ends([graded([1, 2])], frozenset(), frozenset([LIMIT])) == []
 
 
-def test_reward_of_another_sample_is_named() -> None:
+def test_reward_of_another_sample_is_named():
     items = [MATH, SimpleNamespace(label="format", weight=0.5, reward=None)]
     right = graded([EOS], rewards={"math": 5.0, "format": 1.0}, reward=5.5)
     missing = graded([EOS], rewards={"math": None, "format": 1.0}, reward=0.5)
@@ -84,8 +79,8 @@ def test_reward_of_another_sample_is_named() -> None:
     assert wrong_rewards([truncated], [MATH], False)
 
 
-def test_text_of_other_tokens_is_named() -> None:
-    def decode(tokens: Any) -> str:
+def test_text_of_other_tokens_is_named():
+    def decode(tokens):
         return " ".join(map(str, tokens)) + "\n"
 
     one = graded([1, EOS])
@@ -97,8 +92,8 @@ def test_text_of_other_tokens_is_named() -> None:
     assert wrong_text(cut, decode) == []
 
 
-def test_prompt_that_the_engine_did_not_read_is_named() -> None:
-    def read_by_engine(digest: int | None) -> Group:
+def test_prompt_that_the_engine_did_not_read_is_named():
+    def read_by_engine(digest):
         one = graded([EOS])
         sample = dataclasses.replace(one.sample, prompt_digest=digest)
         return Group(PROBLEM, (one, dataclasses.replace(one, sample=sample)))
@@ -110,10 +105,10 @@ def test_prompt_that_the_engine_did_not_read_is_named() -> None:
     assert len({prompt_digest(one) for one in ((), (1,), (0, 1), (1, 0), (256,))}) == 5
 
 
-def test_grade_of_another_text_is_named() -> None:
+def test_grade_of_another_text_is_named():
     one = graded([EOS])
 
-    def again(status: Any, answer: str) -> list[str]:
+    def again(status, answer):
         return wrong_grade(one, Grade(status == "correct", status, answer, "2", "exact", 0.0))
 
     assert again("correct", "2") == []
@@ -122,7 +117,7 @@ def test_grade_of_another_text_is_named() -> None:
     assert again("timeout", "3") == []
 
 
-def test_second_grader_has_its_own_process_and_no_memory() -> None:
+def test_second_grader_has_its_own_process_and_no_memory():
     """What only a worker can decide is asked of one that the rewards' grader does not have."""
     hard = r"\boxed{\int_0^1 x dx}"
     with MathGrader(num_workers=1) as grader:
@@ -143,7 +138,7 @@ def test_second_grader_has_its_own_process_and_no_memory() -> None:
 
 
 @pytest.mark.parametrize("shift", [1, -1])
-def test_grades_moved_within_a_group_are_among_those_looked_at(shift: int) -> None:
+def test_grades_moved_within_a_group_are_among_those_looked_at(shift):
     """Wherever the outcomes of a group change, one of the first two samples has a wrong grade."""
     for pattern in itertools.product([True, False], repeat=4):
         if len({*pattern}) == 1:
@@ -157,8 +152,8 @@ def test_grades_moved_within_a_group_are_among_those_looked_at(shift: int) -> No
             assert any(given[i] != pattern[i] for i in places[:2])
 
 
-def test_groups_with_both_outcomes_are_looked_at_in_turn() -> None:
-    def group(name: str, *correct: bool) -> Group:
+def test_groups_with_both_outcomes_are_looked_at_in_turn():
+    def group(name, *correct):
         samples = tuple(graded([i, EOS], correct=one) for i, one in enumerate(correct))
         return Group(dataclasses.replace(PROBLEM, id=name), samples)
 
@@ -177,7 +172,7 @@ def test_groups_with_both_outcomes_are_looked_at_in_turn() -> None:
 TURNS = (("model", 0), ("observation", 2), ("model", 3))
 
 
-def in_turns(tokens: list[int], reason: Any = "stop", **changes: Any) -> GradedSample:
+def in_turns(tokens, reason="stop", **changes):
     one = graded(tokens, reason)
     return dataclasses.replace(
         one, sample=dataclasses.replace(one.sample, **{"segments": TURNS} | changes)
@@ -195,7 +190,7 @@ def in_turns(tokens: list[int], reason: Any = "stop", **changes: Any) -> GradedS
         (in_turns([1, 2, 3, 1]), "end-of-sequence token was lost"),
     ],
 )
-def test_each_turn_may_end_with_a_stop_token(sample: GradedSample, problem: str | None) -> None:
+def test_each_turn_may_end_with_a_stop_token(sample, problem):
     found = wrong_ends([sample], frozenset([EOS]), frozenset([LIMIT + 9]))
     assert found == [] if problem is None else problem in found[0]
 
@@ -210,6 +205,6 @@ def test_each_turn_may_end_with_a_stop_token(sample: GradedSample, problem: str 
         ({"log_probs": np.full(5, -1, np.float32)}, "did not sample"),
     ],
 )
-def test_segments_begin_and_end_with_the_models(changes: Any, problem: str | None) -> None:
+def test_segments_begin_and_end_with_the_models(changes, problem):
     found = wrong_segments([graded([1]), in_turns([1, 2, 3, 4, EOS], **changes)])
     assert found == [] if problem is None else problem in found[0]

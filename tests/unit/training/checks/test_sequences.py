@@ -1,13 +1,10 @@
 """What ranks report of their sequences, right and wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import weakref
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport, sums_of_sequences
 from rlmath.algorithms.losses import LOSSES, LossInputs
@@ -26,7 +23,7 @@ ADVANTAGES = torch.tensor([0.7, -0.7, 1.2, -0.4])
 PLACES = torch.tensor([2, 0, 3, 1])
 
 
-def reported(advantages: Tensor, loss: str = "ppo_clip", noise: float = 0.0) -> SequenceReport:
+def reported(advantages, loss="ppo_clip", noise=0.0):
     """Of one micro-batch after its backward pass; ``advantages`` ``[R]`` in order of the places."""
     lengths = torch.tensor(LENGTHS)[PLACES]
     tokens = int(lengths.sum())
@@ -50,7 +47,7 @@ def reported(advantages: Tensor, loss: str = "ppo_clip", noise: float = 0.0) -> 
     return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums)
 
 
-def test_the_report_of_a_micro_batch_keeps_none_of_its_graph() -> None:
+def test_the_report_of_a_micro_batch_keeps_none_of_its_graph():
     """A cycle through a hook is not Python's, so no garbage collection would free it."""
     received = torch.zeros(6, requires_grad=True)
     log_probs, ids = received * 2, torch.tensor([0, 0, 0, 1, 1, 1])
@@ -72,18 +69,18 @@ def test_the_report_of_a_micro_batch_keeps_none_of_its_graph() -> None:
     assert kept() is None
 
 
-def by_token(values: Tensor) -> Tensor:
+def by_token(values):
     return torch.repeat_interleave(values[PLACES], torch.tensor(LENGTHS)[PLACES])
 
 
-def expected() -> Expected:
+def expected():
     counts = torch.tensor(LENGTHS).double()
     counts[1] = 0  # At place 3 of the report, which is masked.
     return Expected(list("abcd"), [0, 0, 1, 1], torch.arange(4) * 7, counts, ADVANTAGES.double())
 
 
 @pytest.mark.parametrize("loss", LOSSES.names())
-def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss: str) -> None:
+def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss):
     report = reported(by_token(ADVANTAGES), loss)
     assert wrong_gradients(report, 0.0, alone=True) == []
     report = reported(by_token(ADVANTAGES), loss, noise=0.01)
@@ -92,7 +89,7 @@ def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss: str)
     assert "of 3 of 4 sequences" in wrong_gradients(turned, 0.01, alone=True)[0]
 
 
-def test_healthy_report_breaks_nothing() -> None:
+def test_healthy_report_breaks_nothing():
     report = reported(by_token(ADVANTAGES))
     assert wrong_places(report, list("abcd"), complete=True) == []
     assert wrong_tokens(report, expected()) == []
@@ -107,12 +104,12 @@ def test_healthy_report_breaks_nothing() -> None:
         (by_token(ADVANTAGES).roll(7), "out of order"),
     ],
 )
-def test_advantages_of_another_sign_or_order_are_named(advantages: Tensor, cause: str) -> None:
+def test_advantages_of_another_sign_or_order_are_named(advantages, cause):
     (sentence,) = wrong_advantages(reported(advantages), expected())
     assert any(one in sentence for one in cause.split("|"))
 
 
-def test_sequences_of_another_rank_are_named() -> None:
+def test_sequences_of_another_rank_are_named():
     report = reported(by_token(ADVANTAGES))
     twice = dataclasses.replace(report, places=torch.tensor([2, 0, 0, 2]))
     (sentence,) = wrong_places(twice, list("abcd"), complete=True)
@@ -121,14 +118,14 @@ def test_sequences_of_another_rank_are_named() -> None:
     assert wrong_places(early, list("abcd"), complete=False) == []
 
 
-def test_other_tokens_are_named() -> None:
+def test_other_tokens_are_named():
     report = reported(by_token(ADVANTAGES))
     other = dataclasses.replace(report, tokens=report.tokens + torch.tensor([0, 1, 0, 0]))
     (sentence,) = wrong_tokens(other, expected())
     assert "1 of 4" in sentence and "(a)" in sentence
 
 
-def test_micro_batch_without_a_gradient_is_named() -> None:
+def test_micro_batch_without_a_gradient_is_named():
     report = reported(by_token(ADVANTAGES))
     sums = report.sums.clone()
     sums[:2, GRADIENT] = torch.nan

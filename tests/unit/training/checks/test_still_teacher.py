@@ -1,10 +1,7 @@
 """A teacher that stays, and one that changes."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +10,9 @@ import torch
 from rlmath.config.load import load
 from rlmath.engines.requests import EngineError
 from rlmath.engines.worker_state import parameter_sums
-from rlmath.rollout.teacher import EngineTeacher, TeacherScores, ToScore
+from rlmath.rollout.teacher import EngineTeacher, TeacherScores
 from rlmath.training.checks.base import InvariantError
-from rlmath.training.checks.still_teacher import (
-    EVERY,
-    StillTeacher,
-    moved_scores,
-    moved_weights,
-)
+from rlmath.training.checks.still_teacher import EVERY, StillTeacher, moved_scores, moved_weights
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 SAMPLE = Sample("p", 0, np.ones(3, np.int32), np.zeros(3, np.float32), "", "stop", ((0, 0),), 1, 0)
@@ -30,17 +22,17 @@ GROUP = Group(Problem("p", "?", (1,), ("2",)), (GradedSample(SAMPLE, 0.0, None, 
 class Server:
     """Counts what it scores."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.scored, self.offset = 0, 0.0
 
-    def submit(self, sequence: ToScore) -> Future[Any]:
+    def submit(self, sequence):
         self.scored += 1
-        found: Future[Any] = Future()
+        found = Future()
         found.set_result(np.full(3, -1.0 - self.offset, np.float32))
         return found
 
 
-def now(teacher: Any, step: int) -> Any:
+def now(teacher, step):
     run = SimpleNamespace(
         teacher=None if teacher is None else TeacherScores(teacher),
         config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"]),
@@ -50,17 +42,17 @@ def now(teacher: Any, step: int) -> Any:
     )
 
 
-def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
+def test_engines_of_a_teacher_are_compared_every_16_steps():
     held = [[{"a": 1}, {"b": 3}], [{"a": 1}, {"b": 3}]]
     calls = []
 
-    def sums(_: Any) -> Any:
+    def sums(_):
         calls.append("asked")
         if len(calls) == 2:
             raise EngineError("it is started again")
         return [list(one) for one in held]
 
-    teacher = EngineTeacher(SimpleNamespace(ask=sums), 10)  # type: ignore[arg-type]
+    teacher = EngineTeacher(SimpleNamespace(ask=sums), 10)
     check = StillTeacher()
     for step in range(5, 5 + EVERY + 1):
         check.before_update(now(teacher, step))
@@ -73,7 +65,7 @@ def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
     assert "in a" in moved_weights([[{"a": 1}]], [[{}]])[0]
 
 
-def test_checksums_are_of_every_parameter_of_any_type() -> None:
+def test_checksums_are_of_every_parameter_of_any_type():
     model = torch.nn.Module()
     for name, dtype in (("a", torch.float32), ("b", torch.bfloat16), ("c", torch.float8_e4m3fn)):
         values = torch.full((4, 2), 1.5).to(dtype).t()
@@ -86,7 +78,7 @@ def test_checksums_are_of_every_parameter_of_any_type() -> None:
     assert moved_weights([[first]], [[parameter_sums(worker)]])[0].count("in b:") == 1
 
 
-def test_server_scores_a_sequence_again() -> None:
+def test_server_scores_a_sequence_again():
     server, check = Server(), StillTeacher()
     for step in range(1, EVERY + 2):
         check.before_update(now(server, step))
@@ -98,13 +90,13 @@ def test_server_scores_a_sequence_again() -> None:
         check.after_update(now(server, 1 + 2 * EVERY))
 
 
-def test_scores_may_round_and_may_rule_out_tokens() -> None:
+def test_scores_may_round_and_may_rule_out_tokens():
     first = np.array([-1.0, -np.inf, -2.0], np.float32)
     assert moved_scores("p/0", first, first + np.float32(0.05)) == []
     assert moved_scores("p/0", first, np.array([-1.0, -3.0, -2.0], np.float32))
     assert moved_scores("p/0", first, np.array([np.nan, -np.inf, -2.0], np.float32))
 
 
-def test_run_without_a_teacher_is_not_looked_at() -> None:
+def test_run_without_a_teacher_is_not_looked_at():
     check = StillTeacher()
     assert check.before_update(now(None, 1)) == {} and check.after_update(now(None, 1)) == {}

@@ -1,22 +1,17 @@
 """Frozen weights that move, and copies that differ."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from rlmath.actor.frozen_weights import FrozenWeights
 from rlmath.training.checks.still_weights import different_copies, find_drift, find_moved
 from rlmath.weights.gather import WeightChanges
 
 
-def getters(tensors: list[tuple[str, Tensor]]) -> list[tuple[str, Callable[[], Tensor]]]:
-    return [(name, lambda one=one: one) for name, one in tensors]  # type: ignore[misc]
+def getters(tensors):
+    return [(name, lambda one=one: one) for name, one in tensors]
 
 
-def test_frozen_weights_that_move_are_named_within_the_round() -> None:
+def test_frozen_weights_that_move_are_named_within_the_round():
     for dtype in (torch.float32, torch.bfloat16):
         tensors = [(f"t{i}", torch.randn(100, 50).to(dtype)) for i in range(4)]
         looking = FrozenWeights(getters(tensors), mib_per_step=0.0)
@@ -31,20 +26,20 @@ def test_frozen_weights_that_move_are_named_within_the_round() -> None:
     assert FrozenWeights([]).find_changed() == []
 
 
-def test_moved_weights_are_named_with_their_rank() -> None:
+def test_moved_weights_are_named_with_their_rank():
     assert find_moved([[], []]) == []
     (sentence,) = find_moved([[], ["a", "b", "c", "d"]])
     assert "a on rank 1, b on rank 1, c on rank 1 and 1 more" in sentence
 
 
-def test_copies_that_differ_are_named() -> None:
+def test_copies_that_differ_are_named():
     alike = WeightChanges({"a": 1, "b": 2}, None)
     assert different_copies([alike, alike]) == []
     (sentence,) = different_copies([alike, alike, WeightChanges({"a": 1, "b": 3}, None)])
     assert "rank 2 holds other weights than rank 0 after the update, in b" in sentence
 
 
-def test_what_ranks_hold_twice_and_differently_is_named() -> None:
+def test_what_ranks_hold_twice_and_differently_is_named():
     alike = WeightChanges({"a": 1}, None)
     assert find_drift([alike, alike]) == []
     other = WeightChanges({"a": 1}, None, "ranks 0 and 1 should hold the same norm and do not")

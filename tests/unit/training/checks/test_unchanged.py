@@ -1,9 +1,5 @@
 """Which parts of the weights an update has to change."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from rlmath.config.load import load
@@ -17,38 +13,38 @@ UP = Run("model.layers.1.mlp.up_proj.weight", 0, 64, (64, 128))
 UPDATE = {"train/lr": 1e-5, "train/grad_norm": 0.5, "train/discarded_minibatches": 0.0}
 
 
-def changes(*unchanged: tuple[Run, ...] | None) -> list[WeightChanges]:
+def changes(*unchanged):
     return [WeightChanges({}, one) for one in unchanged]
 
 
-def check(found: list[WeightChanges], *overrides: str, **update: float) -> None:
+def check(found, *overrides, **update):
     config = load(["experiment=quickstart", *overrides])
     metrics = UPDATE | {f"train/{key}": value for key, value in update.items()}
-    monitor: Any = None
+    monitor = None
     check_changes(config, found, metrics, 3, monitor)
 
 
-def test_a_half_updated_rank_is_named() -> None:
+def test_a_half_updated_rank_is_named():
     with pytest.raises(InvariantError, match=r"step 3: .*up_proj\.weight on rank 1 \(rows 64 to"):
         check(changes((), (UP,)))
 
 
-def test_a_frozen_layer_names_its_tensors() -> None:
+def test_a_frozen_layer_names_its_tensors():
     runs = tuple(Run(f"model.layers.0.{i}.weight", 1, 0, (128, 64)) for i in range(5))
     with pytest.raises(InvariantError, match=r"0\.0\.weight on rank 0 \(columns .* and 2 more"):
         check(changes(runs, None))
 
 
-def test_steps_without_an_update_are_not_judged() -> None:
+def test_steps_without_an_update_are_not_judged():
     stuck = changes((UP,), (UP,))
     check(stuck, lr=0.0)
     check(stuck, grad_norm=0.0)
     check(stuck, discarded_minibatches=2.0)
     check(changes(None, None))
-    check_changes(load(["experiment=quickstart"]), stuck, {}, 3, None)  # type: ignore[arg-type]
+    check_changes(load(["experiment=quickstart"]), stuck, {}, 3, None)
 
 
-def test_under_lora_what_has_an_adapter_is_judged() -> None:
+def test_under_lora_what_has_an_adapter_is_judged():
     """The base model is frozen on purpose, and of an MoE the feed-forward may have no adapter."""
     query = Run("model.layers.1.self_attn.q_proj.weight", 0, 64, (64, 128))
     lora = "actor.lora.rank=4"
@@ -62,12 +58,12 @@ def test_under_lora_what_has_an_adapter_is_judged() -> None:
         check(changes((UP, query)), lora, "actor.lora.targets=[up_proj]")
 
 
-def test_a_frozen_layer_of_the_value_model_names_its_tensors() -> None:
-    def judge(*unchanged: str, **update: float) -> None:
+def test_a_frozen_layer_of_the_value_model_names_its_tensors():
+    def judge(*unchanged, **update):
         figures = {"lr": 1e-5, "grad_norm": 0.5, "discarded_minibatches": 0.0} | update
         config = load(["experiment=quickstart"])
         metrics = {f"value/{key}": value for key, value in figures.items()}
-        monitor: Any = None
+        monitor = None
         check_value_changes(config, unchanged, metrics, 3, monitor)
 
     stuck = "model.layers.0.self_attn.q_proj.weight"
@@ -79,7 +75,7 @@ def test_a_frozen_layer_of_the_value_model_names_its_tensors() -> None:
         judge(stuck, **still)
 
 
-def test_parts_that_a_right_update_leaves_alone() -> None:
+def test_parts_that_a_right_update_leaves_alone():
     left = (
         Run("model.embed_tokens.weight", 0, 0, (4096, 128)),
         Run("model.layers.0.mlp.experts.3.up_proj.weight", 0, 0, (128, 128)),

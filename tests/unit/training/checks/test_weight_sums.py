@@ -1,10 +1,7 @@
 """The driver's sums of weights, against the weights that the ranks are dealt."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,16 +13,16 @@ from rlmath.training.checks.weight_sums import SUMS, expected_sums, wrong_sums
 
 COUNTS = torch.tensor([3, 0, 7, 5, 2, 9, 4, 1])
 GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-SEQUENCES: Any = SimpleNamespace(loss_token_counts=COUNTS, group_ids=GROUPS)
+SEQUENCES = SimpleNamespace(loss_token_counts=COUNTS, group_ids=GROUPS)
 
 
-def settings(kind: str) -> Any:
+def settings(kind):
     config = load(["experiment=quickstart", "algorithm.minibatches_per_step=2"])
     algorithm = dataclasses.replace(config.algorithm, aggregation=kind)
     return dataclasses.replace(config, algorithm=algorithm)
 
 
-def reported(kind: str, factor: float = 1.0) -> list[dict[str, float]]:
+def reported(kind, factor=1.0):
     """Of each minibatch, as ranks report it."""
     found = []
     for members in minibatches(GROUPS.tolist(), 2, 11):
@@ -41,17 +38,17 @@ def reported(kind: str, factor: float = 1.0) -> list[dict[str, float]]:
     return found
 
 
-def test_every_aggregation_has_a_formula() -> None:
+def test_every_aggregation_has_a_formula():
     assert set(SUMS) == set(AGGREGATIONS.names())
 
 
-def test_nothing_is_expected_of_an_aggregation_of_a_plug_in() -> None:
+def test_nothing_is_expected_of_an_aggregation_of_a_plug_in():
     expected = expected_sums(settings("mine.py:sqrt_length"), SEQUENCES, 11)
     assert expected == [] and wrong_sums(expected, reported("token_mean", 3.0)) == []
 
 
 @pytest.mark.parametrize("kind", SUMS)
-def test_right_weights_pass_and_others_do_not(kind: str) -> None:
+def test_right_weights_pass_and_others_do_not(kind):
     expected = expected_sums(settings(kind), SEQUENCES, 11)
     assert wrong_sums(expected, reported(kind)) == []
     (first, _) = wrong_sums(expected, reported(kind, 0.5))
@@ -61,7 +58,7 @@ def test_right_weights_pass_and_others_do_not(kind: str) -> None:
             assert wrong_sums(expected, reported(other)), f"{other} is taken for {kind}"
 
 
-def test_a_lost_mask_shows_in_the_tokens() -> None:
+def test_a_lost_mask_shows_in_the_tokens():
     expected = expected_sums(settings("token_mean"), SEQUENCES, 11)
     lost = [one | {"token_count": one["token_count"] + 6} for one in reported("token_mean")]
     (first, _) = wrong_sums(expected, lost)
@@ -70,7 +67,7 @@ def test_a_lost_mask_shows_in_the_tokens() -> None:
     assert len(wrong_sums(expected, not_a_number)) == 2
 
 
-def test_a_minibatch_without_a_token_has_no_weight() -> None:
-    nothing: Any = SimpleNamespace(loss_token_counts=torch.zeros(8), group_ids=GROUPS)
+def test_a_minibatch_without_a_token_has_no_weight():
+    nothing = SimpleNamespace(loss_token_counts=torch.zeros(8), group_ids=GROUPS)
     for one in expected_sums(settings("prompt_mean"), nothing, 11):
         assert (one.tokens, one.total, one.squares) == (0, 0.0, 0.0)
