@@ -37,17 +37,6 @@ def test_a_part_that_cannot_start(material, tmp_path):
     assert not marked_processes(mark)
 
 
-def test_a_malformed_row_is_named_by_file_line_and_field(material, tmp_path):
-    file = tmp_path / "bad.jsonl"
-    good = json.dumps({"prompt": "<|user|>What is 1 + 1?<|assistant|>", "solutions": ["2"]})
-    file.write_text("\n".join([good] * 5 + ['{"prompt": "no answer"}', good]) + "\n")
-    settings = [*quickstart_settings(material, tmp_path / "run"), f"data.train_paths=[{file}]"]
-    run = rlmath("train", *settings)
-    assert run.returncode == 2, run.stderr
-    assert "bad.jsonl" in run.stderr and "6" in run.stderr and "solutions" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
 def test_nan_in_a_weight_of_a_large_model(command, material, tmp_path):
