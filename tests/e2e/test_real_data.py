@@ -28,4 +28,4 @@ def test_gsm8k_smoke(tmp_path):
     lines = metrics(tmp_path)
     assert lines[-1]["step"] == 2
     assert lines[-1]["alignment/mean_exp_abs_diff"] <= 1.0001
-    assert "7473 rows kept" in run.stdout or "of 7473" in run.stdout
+    assert "of 7,473 rows kept" in run.stdout
