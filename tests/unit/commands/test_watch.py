@@ -50,7 +50,7 @@ def test_a_run_is_followed_to_its_end(
     with only_run_in(folder):
         assert main(["watch", str(folder)]) == 0
     said += capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in said if "reward" in line] == [
+    assert [line.split()[1] for line in said if line.startswith("step") and "reward" in line] == [
         f"{step}/14" for step in range(3, 15)
     ]
     assert [line.split()[0] for line in said[:4]] == ["learning", "health", "time", "step"]
