@@ -266,7 +266,8 @@ def _run(command: str, options: argparse.Namespace) -> int:
 
             rehearse_export(config.model.path)
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
-        print("".join(f"note     {note}\n" for note in ready.notes), end="", flush=True)
+        print("".join(f"note     {note}\n" for note in ready.notes), end="")
+        print("check    passed: without --check, this starts", flush=True)
         return 0
     from rlmath.utils.paused_collector import paused_collector
 

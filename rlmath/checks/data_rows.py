@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from rlmath.data.files import Row, read_rows
 from rlmath.errors import UserError
 
-# Rows that are looked at in each data file; the whole file is read when the run starts.
+# Rows of each data file that are checked at least, and the time for those of all files, so that
+# files of up to tens of thousands of rows are checked as a whole. The run reads the others.
 PEEKED_ROWS = 4
+CHECK_S = 1.0
 
 
 def rows_of(path: str) -> Iterator[Row]:

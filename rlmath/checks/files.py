@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import glob
-import itertools
 import math
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rlmath.checkpoint.fetch import split_url
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checkpoint.remote import is_url, url_problem
 from rlmath.checks.benchmarks import data_of
-from rlmath.checks.data_rows import PEEKED_ROWS, rows_of
+from rlmath.checks.data_rows import CHECK_S, PEEKED_ROWS, rows_of
 from rlmath.checks.layout import GIB
 from rlmath.checks.machine import Machine, unwritable
 from rlmath.checks.weight_files import folder_problems
@@ -118,15 +118,16 @@ def _waits_for_launcher(config: Config, path: str) -> bool:
 
 
 def data_files(config: Config, command: str) -> Iterator[str]:
-    """The files exist, and their first rows have the fields.
+    """The files exist, and their rows have the fields: those that can be read in ``CHECK_S``.
 
     A file that the run's launcher makes with the model is missing once, as the model.
     """
-    data, sft = config.data, config.sft
+    data, sft, until = config.data, config.sft, time.monotonic() + CHECK_S
     if command == "sft":
         yield from _path_errors("sft.train_paths", sft.train_paths, "worked examples")
         for path in dict.fromkeys(sft.train_paths):
-            yield from _data_file(data, "sft.train_paths", path, responses_in(sft.response_key))
+            target = responses_in(sft.response_key)
+            yield from _data_file(data, "sft.train_paths", path, target, until)
         return
     if command == "train":
         if data.source is not None:
@@ -142,7 +143,8 @@ def data_files(config: Config, command: str) -> Iterator[str]:
             yield f"data.train_weights={data.train_weights}: each has to be more than 0 and finite"
         for path in dict.fromkeys(data.train_paths):
             if not _waits_for_launcher(config, path):
-                yield from _data_file(data, "data.train_paths", path, answers_in(data.answer_key))
+                target = answers_in(data.answer_key)
+                yield from _data_file(data, "data.train_paths", path, target, until)
     elif not config.eval.benchmarks:
         yield from _path_errors("data.eval_paths", data.eval_paths, "problems")
     for benchmark in benchmarks_of(config):
@@ -151,7 +153,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         for path in benchmark.paths:
             if _waits_for_launcher(config, path):
                 continue
-            for problem in _data_file(benchmark.data, benchmark.key, path, target):
+            for problem in _data_file(benchmark.data, benchmark.key, path, target, until):
                 yield problem + data_of(config, benchmark) * (not Path(path).exists())
 
 
@@ -193,18 +195,21 @@ def _path_errors(key: str, paths: list[str], what: str) -> Iterator[str]:
             yield f"{key}: {path} is given {paths.count(path)} times; give it once"
 
 
-def _data_file(data: DataConfig, key: str, path: str, target: Target) -> Iterator[str]:
+def _data_file(
+    data: DataConfig, key: str, path: str, target: Target, until: float
+) -> Iterator[str]:
     try:
         if is_hub(path):
             parts_of(path)  # Its rows are looked at when it is fetched, at the start of the run.
         else:
-            yield from first_problem(data, path, target)
+            yield from first_problem(data, path, target, until)
     except UserError as error:
         yield f"{key}: {error}"
 
 
-def first_problem(data: DataConfig, path: str, target: Target) -> Iterator[str]:
-    """The first error in the first rows of a file, with its place.
+def first_problem(data: DataConfig, path: str, target: Target, until: float = 0.0) -> Iterator[str]:
+    """The first error in the rows of a file, with its place: in the first few rows, and in those
+    that are read by the time ``until`` of the monotonic clock.
 
     With ``malformed_rows=skip`` a malformed row is left out when the run reads it. Rows are then
     read up to the first that can be used: a file without any is refused. Raises UserError: the file
@@ -212,10 +217,16 @@ def first_problem(data: DataConfig, path: str, target: Target) -> Iterator[str]:
     """
     skip = data.malformed_rows is MalformedRow.skip
     first = None
-    for row in itertools.islice(rows_of(path), None if skip else PEEKED_ROWS):
+    for count, row in enumerate(rows_of(path)):
+        if not skip and count >= PEEKED_ROWS and time.monotonic() > until:
+            return
         problem = _row_problem(data, row, target)
-        first = first or problem
         if skip and problem is None:
+            return
+        first = first or problem
+        if first and not skip:
+            rest = "; fix it, or leave such rows out with data.malformed_rows=skip" if count else ""
+            yield first + rest
             return
     if first:
         yield first

@@ -247,15 +247,16 @@ def _options(options: Mapping[str, Any]) -> str:
 def _learning_rate(
     optimizer: OptimizerConfig, updates: int, key: str, origin: Origin | None
 ) -> list[str]:
-    """``1e-6 after 320 of 4,000 updates of warm-up, then constant``, and where it comes from."""
+    """``1e-6 after 320 of 4,000 optimizer steps of warm-up, then constant``, and its origin."""
     begin, warmup = f"{_number(optimizer.lr)},", optimizer.warmup_of(updates)
     if warmup:
-        begin = f"{_number(optimizer.lr)} after {warmup:,} of {updates:,} updates of warm-up, then"
+        of = f"{warmup:,} of {updates:,} optimizer steps"
+        begin = f"{_number(optimizer.lr)} after {of} of warm-up, then"
     end = min(optimizer.decay_steps or updates, updates)
-    over = f" over {updates:,} updates" if not warmup else ""
+    over = f" over {updates:,} optimizer steps" if not warmup else ""
     if optimizer.schedule is not Schedule.constant:
         to = f" to {_number(optimizer.min_lr)}"
-        over = to + (f" by update {end:,}" if warmup or end < updates else over)
+        over = to + (f" by step {end:,}" if warmup or end < updates else over)
     line = (
         f"{begin} {optimizer.schedule.name}{over}; AdamW, weight decay "
         f"{optimizer.weight_decay:g}, gradients clipped at norm {optimizer.clip_grad_norm:g}"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from rlmath.commands.report.answers import answers
 from rlmath.commands.report.events import events_of
 from rlmath.errors import printable
 from rlmath.monitor.progress import duration, step_line
-from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.run_folder import RunFolder, pace_s
 from rlmath.monitor.writer import STEP, TIME
 
 POLL_S = 2.0
 SHOWN_STEPS = 10  # of those before the command began
-_STEPS_IN_ESTIMATE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the last steps, then each new step and event, until the run ends.
+    """Show the last steps and how the run stands, then each step and event as it comes, and at the
+    end again how it stands.
 
     Returns:
         The exit code: 0, however the run ended.
@@ -40,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
     steps = [line[STEP] for line in files.metrics]
     shown = steps[-SHOWN_STEPS - 1] if len(steps) > SHOWN_STEPS else -1
     told = {(event.step, event.kind, event.text) for event in events_of(files)}
+    if files.is_running():
+        console.print(*map(Text, summary(files)), sep="\n")
     with console.status("") as status:
         while True:
             for line in lines_after(files, shown):
@@ -56,30 +58,33 @@ def run(options: argparse.Namespace) -> int:
             status.update(Text(in_progress(files, time.time())))
             time.sleep(POLL_S)
             files = RunFolder(options.run_dir)
-    console.print(Text(files.state()))
+    console.print(*map(Text, summary(files)), sep="\n")
     return 0
+
+
+def summary(files: RunFolder) -> Iterator[str]:
+    """How the run stands: is it learning, is it healthy, how long still."""
+    for one in answers(files, events_of(files)):
+        yield printable(f"{one.question:<8} {'; '.join(filter(None, (one.verdict, one.detail)))}")
 
 
 def lines_after(files: RunFolder, step: int) -> Iterator[str]:
     """The line of each step after this one, as the run itself prints it."""
-    total = int(files.settings.get("runner.steps") or 0)
+    total = files.total_steps
     for at, line in enumerate(files.metrics):
         if line[STEP] > step:
-            pace = _pace(files.metrics[: at + 1])
+            pace = pace_s(files.metrics[: at + 1])
             left = float("nan") if pace is None else pace * (total - line[STEP])
             numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
             yield step_line(line[STEP], total, numbers, numbers.get("timing/step", 0.0), left)
 
 
 def in_progress(files: RunFolder, now: float) -> str:
-    """The step in progress at the Unix time ``now``, and its usual duration."""
-    pace = _pace(files.metrics)
+    """The step in progress at the Unix time ``now``, its usual duration, and the time left."""
+    pace = pace_s(files.metrics)
     since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""
-    usual = "" if pace is None else f"; the last steps took {duration(pace)} each"
+    usual = ""
+    if pace is not None:
+        left = duration(pace * (files.total_steps - files.last_step))
+        usual = f"; the last steps took {duration(pace)} each; {left} left"
     return f"step {files.last_step + 1}{since}{usual}"
-
-
-def _pace(lines: Sequence[dict[str, Any]]) -> float | None:
-    """Seconds of a step, by the last ten."""
-    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :]]
-    return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None

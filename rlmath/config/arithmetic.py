@@ -226,10 +226,24 @@ def describe(config: Config, layout: RunLayout) -> str:
         [
             f"batch    {batch.prompts:,} prompts x {batch.samples:,} samples = "
             f"{batch.sequences:,} sequences a step",
-            f"         / {_count(batch.minibatches, 'minibatch', 'es')} = "
-            f"{batch.sequences_per_minibatch:,} sequences an optimizer step",
-            f"         / {_count(batch.data_parallel, 'data-parallel rank')} = "
-            f"{batch.sequences_per_rank:,} sequences a rank",
+            *(
+                f"         / {count:,} {parts} = {left:,} sequences {of}"
+                for count, parts, left, of in (
+                    (
+                        batch.minibatches,
+                        "minibatches",
+                        batch.sequences_per_minibatch,
+                        "an optimizer step",
+                    ),
+                    (
+                        batch.data_parallel,
+                        "data-parallel ranks",
+                        batch.sequences_per_rank,
+                        "a rank",
+                    ),
+                )
+                if count > 1
+            ),
             *_sampling(config, batch),
             f"tokens   at most {batch.max_prompt_tokens:,} prompt + "
             f"{batch.max_response_tokens:,} response = {batch.max_sequence_tokens:,} a sequence, "

@@ -36,36 +36,36 @@ class LoadReport:
     def describe(self, max_prompt_tokens: int) -> str:
         """One line for the log, without the counts that are zero."""
         parts = [
-            f"{self.kept} of {self.rows} rows kept",
-            f"longest prompt {self.longest_prompt_tokens} tokens",
+            f"{self.kept:,} of {self.rows:,} rows kept",
+            f"longest prompt {self.longest_prompt_tokens:,} tokens",
         ]
         if self.longest_tokens:
-            parts.append(f"longest example {self.longest_tokens} tokens with its response")
+            parts.append(f"longest example {self.longest_tokens:,} tokens with its response")
         if self.filtered:
-            parts.append(f"{self.filtered} dropped with more than {max_prompt_tokens} tokens")
+            parts.append(f"{self.filtered:,} dropped with more than {max_prompt_tokens:,} tokens")
         if self.overlong:
-            parts.append(f"{self.overlong} dropped as longer than the model's positions")
+            parts.append(f"{self.overlong:,} dropped as longer than the model's positions")
         if self.skipped:
-            parts.append(f"{self.skipped} skipped as malformed (first: {self.skipped_rows[0]})")
+            parts.append(f"{self.skipped:,} skipped as malformed (first: {self.skipped_rows[0]})")
         if self.beyond_limit:
-            parts.append(f"{self.beyond_limit} beyond the requested number")
+            parts.append(f"{self.beyond_limit:,} beyond the requested number")
         if self.duplicates:
             parts.append(
-                f"{self.duplicates} duplicate prompts"
+                f"{self.duplicates:,} duplicate prompts"
                 + (
-                    f", {self.contradictions} of them with different answers"
+                    f", {self.contradictions:,} of them with different answers"
                     * bool(self.contradictions)
                 )
             )
         if self.restored:
             parts.append(
-                f"{self.restored} with control characters where LaTeX commands were meant, restored"
+                f"{self.restored:,} with control characters where LaTeX commands were meant, restored"
             )
         if self.golds is not None:
             parts.append(f"answers: {self.golds.describe()}")
         if self.golds is not None and self.golds.num_bad:
             parts.append(
-                f"{self.golds.num_bad} with an answer that no response can match "
+                f"{self.golds.num_bad:,} with an answer that no response can match "
                 f"(first: {self.golds.bad[0]})"
             )
         return "; ".join(parts)

@@ -59,6 +59,6 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
             needs_box=expects_request(config),
         )
         rows = report.describe(benchmark.data.max_prompt_tokens)
-        print(f"{benchmark.title}: {rows}", *report.prompt_lines(), sep="\n", flush=True)
+        print(f"data     {benchmark.title}: {rows}", *report.prompt_lines(), sep="\n", flush=True)
         found.append(HeldOut(benchmark, tuple(problems)))
     return found

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlmath.monitor.curves import COLORS
 from rlmath.monitor.files import finite, replacing
 
 RESULTS_FILE = "results.json"
@@ -41,9 +42,9 @@ def table(entries: Mapping[str, Mapping[str, Any]]) -> str:
         "avg@n",
         "pass@n",
         "maj@n",
-        "cut off",
+        "truncated",
         "no answer",
-        "not judged",
+        "ungraded",
         "tokens",
     )
     rows = [head, *(_row(name, entry) for name, entry in entries.items())]
@@ -103,7 +104,7 @@ def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> No
     values = [100 * entries[name]["metrics"]["accuracy"] for name in names]
     errors = [100 * (entries[n]["metrics"]["accuracy_standard_error"] or 0.0) for n in names]
     errors = [e if math.isfinite(e) else 0.0 for e in errors]
-    bars = axes[0].bar(names, values, yerr=errors, capsize=4, color="#1f5fa8", alpha=0.85)
+    bars = axes[0].bar(names, values, yerr=errors, capsize=4, color=COLORS[0], alpha=0.85)
     labels = [
         f"{v:.1f}\nn={entries[n]['settings']['samples']}"
         for n, v in zip(names, values, strict=True)
@@ -121,7 +122,7 @@ def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> No
                 [k for k, _ in points],
                 [100 * v for _, v in points],
                 style,
-                color=f"C{color}",
+                color=COLORS[color % len(COLORS)],
                 marker="o",
                 markersize=3,
                 label=f"{name} {kind}@k",

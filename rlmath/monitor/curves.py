@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rlmath.monitor.files import replacing
@@ -61,7 +62,7 @@ PANELS = (
         (("rollout/response_length", "length"),),
         least_range=4,
         least_share=0.2,
-        right=("rollout/truncated_share", "cut off", "share cut off at the limit"),
+        right=("rollout/truncated_share", "truncated", "share of responses truncated"),
     ),
     Panel("Entropy", "nats per token", (("train/entropy_loss", "entropy"),), least_range=0.1),
     Panel(
@@ -83,8 +84,10 @@ PANELS = (
         level=1.0,
     ),
 )
-# Phases of a step by name, so that a color means the same phase in every run.
-_PHASES = (
+# A curve of more points than this is drawn pale, below the mean of its neighborhood.
+MANY = 300
+# Phases of a step by name, so that a color means the same phase in every run and in its report.
+PHASES = (
     "generate",
     "update",
     "log_probs",
@@ -97,16 +100,16 @@ _PHASES = (
     "values",
 )
 _OTHER = "other"
-_COLORS = (
+COLORS = (
     "#1f5fa8",
     "#c8501e",
     "#3a8a4d",
     "#7b4fa3",
     "#8a6d1f",
-    "#4aa3a8",
+    "#2b8c92",
     "#a83a5e",
-    "#777777",
-    "#d9a441",
+    "#6b7280",
+    "#b98a1a",
     "#20304f",
 )
 
@@ -185,7 +188,7 @@ def panels_of(lines: Sequence[dict[str, Any]]) -> list[Panel]:
 
 def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     handles = []
-    for color, (tag, name) in zip(_COLORS, panel.series, strict=False):
+    for color, (tag, name) in zip(COLORS, panel.series, strict=False):
         points = _points(lines, tag)
         if points:
             handles += _draw_series(ax, points, name, color)
@@ -204,7 +207,7 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     if panel.right and points:
         _, name, unit = panel.right
         beside = ax.twinx()
-        handles += _draw_series(beside, points, f"{name} (right)", _COLORS[1], faint=True)
+        handles += _draw_series(beside, points, f"{name} (right)", COLORS[1], faint=True)
         beside.set_ylabel(unit)
         beside.set_ylim(0, 1.3 * beside.get_ylim()[1])  # The upper part is for the legend.
         beside.spines["top"].set_visible(False)
@@ -226,15 +229,17 @@ def _widen(ax: Any, panel: Panel) -> None:
     """Give the vertical axis its least range, around the curve."""
     low, high = ax.get_ylim()
     least = max(panel.least_range, panel.least_share * max(abs(low), abs(high)))
-    missing = least - (high - low)
-    if missing > 0:
-        ax.set_ylim(low - missing / 2, high + missing / 2)
+    missing = max(0.0, least - (high - low))
+    floor = 0.0 if ax.dataLim.y0 >= 0 else -math.inf  # Nothing is below it, so neither is the axis.
+    ax.set_ylim(max(floor, low - missing / 2), high + missing / 2)
 
 
 def _draw_series(
     ax: Any, points: Sequence[tuple[int, float]], name: str, color: str, faint: bool = False
 ) -> list[Any]:
-    steps, values = zip(*points, strict=True)
+    if len(points) > MANY and not faint:
+        ax.plot(*zip(*points, strict=True), color=color, linewidth=0.6, alpha=0.25)
+    steps, values = zip(*_smoothed(points), strict=True)
     # Few points, as of an evaluation every ten steps, are marked one by one.
     marker = "o" if len(points) <= 25 else None
     return list(
@@ -251,19 +256,35 @@ def _draw_series(
     )
 
 
+def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Means of the neighborhood of each of many points; few points are left as they are."""
+    if len(points) <= MANY:
+        return list(points)
+    reach = round(len(points) / 100)
+    near = [points[max(0, at - reach) : at + reach + 1] for at in range(len(points))]
+    return [
+        (step, fmean(value for _, value in some))
+        for (step, _), some in zip(points, near, strict=True)
+    ]
+
+
 def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]) -> None:
     timed = [line for line in lines if any(phase in line for phase in phases)]
     steps = [line[STEP] for line in timed]
-    values = [[line.get(phase) or 0.0 for line in timed] for phase in phases]
+    values = [
+        [value for _, value in _smoothed([(line[STEP], line.get(phase) or 0.0) for line in timed])]
+        for phase in phases
+    ]
     names = [phase.removeprefix("timing/") for phase in phases]
     colors = [_phase_color(name) for name in names]
+    labels = [name.replace("_", " ") for name in names]
     if len(steps) == 1:
         bottom = 0.0
-        for name, color, (seconds,) in zip(names, colors, values, strict=True):
+        for name, color, (seconds,) in zip(labels, colors, values, strict=True):
             ax.bar(steps, [seconds], bottom=bottom, color=color, label=name, width=0.4)
             bottom += seconds
     else:
-        ax.stackplot(steps, values, labels=names, colors=colors, alpha=0.85)
+        ax.stackplot(steps, values, labels=labels, colors=colors, alpha=0.85)
     ax.set_title("Time of a step", fontsize=11, loc="left")
     ax.set_ylabel("seconds")
     highest = max(sum(seconds) for seconds in zip(*values, strict=True))
@@ -272,9 +293,9 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
 
 
 def _phase_color(name: str) -> str:
-    if name in _PHASES:
-        return _COLORS[_PHASES.index(name)]
-    return "#bbbbbb" if name == _OTHER else "#666666"
+    if name in PHASES:
+        return COLORS[PHASES.index(name)]
+    return "#bbbbbb" if name == _OTHER else "#9aa1aa"
 
 
 def _phases(lines: Sequence[dict[str, Any]]) -> list[str]:

@@ -208,7 +208,7 @@ def step_line(
 
 
 def duration(seconds: float) -> str:
-    """``12s``, ``3:05``, ``2:03:05``; ``?`` for NaN."""
+    """``12 s``, ``3:05``, ``2:03:05``; ``?`` for NaN."""
     if seconds != seconds:
         return "?"
     whole = round(seconds)
@@ -216,7 +216,7 @@ def duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+    return f"{minutes}:{rest:02d}" if minutes else f"{rest} s"
 
 
 def _readable(metrics: Mapping[str, float]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import re
 import socket
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,11 @@ from rlmath.monitor.run_settings import (
 )
 from rlmath.monitor.samples import FOLDER as SAMPLES
 from rlmath.monitor.summary import read_summary
-from rlmath.monitor.writer import DECISIONS_FILE, METRICS_FILE, STEP, read_metrics
+from rlmath.monitor.writer import DECISIONS_FILE, METRICS_FILE, STEP, TIME, read_metrics
 from rlmath.utils.run_lock import LOCK_FILE
 
 TRAINING = "step"
+_STEPS_IN_ESTIMATE = 10
 Row = Mapping[str, Any]
 _SAMPLES_FILE = re.compile(r"((?:step|eval\w*?))_(\d+)\.jsonl(?:\.gz)?")
 _HOLDER = re.compile(r"process (\d+) on (\S+)")
@@ -182,6 +183,11 @@ class RunFolder:
         return max((line[STEP] for line in self.metrics), default=0)
 
     @property
+    def total_steps(self) -> int:
+        """The number of the run's last step; 0 where it is not known."""
+        return int(self.settings.get("runner.steps") or 0)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the last step was done and the summary is of it."""
         wanted = self.settings.get("runner.steps")
@@ -218,6 +224,12 @@ class RunFolder:
         """The lines of a file, each about a step."""
         lines = json_objects(self.folder / name)
         return [line for line in lines if isinstance(line.get(STEP), int)]
+
+
+def pace_s(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds of a step, by the last ten of these lines; ``None``: they are too few."""
+    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :]]
+    return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
 
 
 def row_key(row: Row) -> str:

@@ -42,13 +42,13 @@ def open_problems(
             rows, [data.source], data, tokenizer, graded=graded, needs_box=needs_box
         )
         said = f"the first {report.describe(data.max_prompt_tokens)}"
-        print(f"training problems: {data.source}, {said}", flush=True)
+        print(f"data     training problems: {data.source}, {said}", flush=True)
         print("\n".join(report.prompt_lines()), flush=True)
         return SourceStream(data, tokenizer), problems
     problems, report = load_problems(
         data.train_paths, data, tokenizer, graded=graded, needs_box=needs_box
     )
-    print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
+    print("data     training problems:", report.describe(data.max_prompt_tokens), flush=True)
     few = too_few("problems", len(problems), "algorithm.prompts_per_step", per_step)
     print("\n".join([*report.prompt_lines(), *few]), flush=True)
     return stream_of(problems, data.train_weights, data.seed, data.shuffle), problems

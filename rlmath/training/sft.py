@@ -115,7 +115,7 @@ def load_stream(config: Config) -> ProblemStream[Example]:
         tokenizer,
         read_model_spec(config.model.path).max_positions,
     )
-    print("worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
+    print("data     worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
     per_step = config.sft.sequences_per_step
     few = too_few("worked examples", len(examples), "sft.sequences_per_step", per_step)
     print("\n".join([*report.prompt_lines(), *few]), flush=True)

@@ -19,8 +19,9 @@ from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.precision import log_prob_limit
 from rlmath.model.spec import read_model_spec
-from rlmath.monitor import plot_curves, read_metrics, update_summary
+from rlmath.monitor import WARNINGS_FILE, plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.training.gate import measure_noise
 from rlmath.training.opening import RunningRanks
 from rlmath.types import TrainingBatch
@@ -142,10 +143,10 @@ def ending(config: Config, summary: Mapping[str, Any]) -> str:
     """Result of a run, its files and next commands, for the terminal."""
     run_dir = Path(config.runner.run_dir)
     took = duration(summary["train_s"])
-    spent = f"trained on {summary['tokens_generated']:,} response tokens; {took} of steps"
     if summary["gpu_hours"]:
-        spent += f" = {summary['gpu_hours']:.1f} GPU-hours"
-    lines = ["", f"done     {summary['steps']:,} steps: {spent}"]
+        took += f" = {summary['gpu_hours']:.1f} GPU-hours"
+    tokens = f"{summary['tokens_generated']:,} response tokens"
+    lines = ["", f"done     {summary['steps']:,} steps in {took}, on {tokens}"]
     if skipped := summary["skipped_steps"]:
         lines.append(
             f"skipped  {skipped:,} of them, because too few groups passed algorithm.filter"
@@ -159,14 +160,29 @@ def ending(config: Config, summary: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
+            f"health   {_health(run_dir, summary)}",
             f"model    {run_dir / 'hf'}, for transformers and vLLM",
             f"curves   {run_dir / 'curves.png'}; tensorboard --logdir {run_dir / 'tensorboard'}",
+            f"samples  {run_dir / 'samples'}: every response with its grade",
             f"report   rlmath report {shlex.quote(str(run_dir))}: all of it as one page",
-            f"files    {run_dir / 'samples'}: every response with its grade; "
-            f"{run_dir / 'metrics.jsonl'}",
             f"next     {_evaluate_command(config)}",
         ]
     )
+
+
+def _health(run_dir: Path, summary: Mapping[str, Any]) -> str:
+    """Warnings, and how far log-probs of engine, actor and export are apart."""
+    count = len(RunFolder(run_dir).warnings)
+    parts = [f"{count:,} warnings, see {run_dir / WARNINGS_FILE}" if count else "no warning"]
+    for who, tag in (
+        ("engine and actor, worst step", "alignment/mean_exp_abs_diff"),
+        ("actor and exported model", _OF_THE_EXPORT[0]),
+    ):
+        value = summary.get(tag)
+        if value is not None and math.isfinite(value):
+            parts.append(f"{who}: {value:.6f}")
+    unit = "; mean exp|Δ log-prob| of " * (len(parts) > 1)
+    return parts[0] + unit + ", ".join(parts[1:])
 
 
 def _accuracy(summary: Mapping[str, Any], when: str) -> str:

@@ -16,10 +16,11 @@ from rlmath.commands.report.compare import compare
 from rlmath.commands.report.events import KINDS
 from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
 from rlmath.commands.report.page import page
-from rlmath.commands.report.run_data import SAMPLES_BYTES, TOKENS_BYTES, run_data
+from rlmath.commands.report.run_data import FACTS, SAMPLES_BYTES, TOKENS_BYTES, run_data
 from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.commands.report.traces import traces_of
 from rlmath.errors import UserError
+from rlmath.monitor.curves import PHASES
 from rlmath.monitor.files import replacing
 from rlmath.monitor.run_folder import RunFolder
 
@@ -81,7 +82,9 @@ def _write(
         "comparison": compare([one.settings for one in runs], [one.grades for one in samples])
         if len(runs) == 2
         else None,
+        "fact_names": [name for name, _ in FACTS],
         "event_kinds": KINDS,
+        "phases": PHASES,
         "methods": REASONS,
         "mathml": {"elements": sorted(ELEMENTS), "attributes": sorted(ATTRIBUTES)},
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.commands.report import math_text
+from rlmath.commands.report.answers import answers
 from rlmath.commands.report.events import MAX_EVENTS, events_of
 from rlmath.commands.report.sample_sets import Samples, heat_map
 from rlmath.commands.report.tokens import token_table, tokenizer_of
@@ -22,7 +24,8 @@ FORMULAS_BYTES = 3_500_000
 TOKENS_BYTES = 3_000_000
 _ROW = ("answer", "accepted", "status", "method", "reward", "rewards", "dropped")
 MAX_STEPS = 1200  # points of a curve
-_FACTS = (
+# What was trained: names and settings.
+FACTS = (
     ("model", "model.path"),
     ("training data", "data.train_paths"),
     ("held-out data", "data.eval_paths"),
@@ -47,8 +50,8 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
     axes = _axes(run.metrics)
     data = {
         "name": run.name,
-        "state": run.state(),
-        "facts": _facts(run),
+        "answers": [dataclasses.astuple(one) for one in answers(run, events)],
+        "facts": [_text(run.settings.get(key)) for _, key in FACTS],
         "steps": steps,
         "axes": {name: [found[step] for step in steps] for name, found in axes.items()},
         "metrics": metrics,
@@ -61,54 +64,14 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
     return data | {"notes": notes}
 
 
-def _facts(run: RunFolder) -> list[list[str]]:
-    """Model, data, settings and results."""
-    facts = [["state", run.state()]]
-    held_out = [line for line in run.metrics if line.get("eval/accuracy") is not None]
-    if held_out:
-        first, last = held_out[0], held_out[-1]
-        facts.append(
-            ["held-out accuracy", " → ".join(_accuracy(line) for line in _distinct(first, last))]
-        )
-    rewards = [line for line in run.metrics if line.get("rollout/rewards") is not None]
-    if rewards:
-        texts = (
-            f"{line['rollout/rewards']:.4g} (step {line[STEP]})"
-            for line in _distinct(rewards[0], rewards[-1])
-        )
-        facts.append(["mean reward", " → ".join(texts)])
-    facts += [
-        [name, _text(run.settings[key])]
-        for name, key in _FACTS
-        if run.settings.get(key) is not None
-    ]
-    if run.metrics:
-        tokens = sum(line.get("rollout/response_tokens") or 0 for line in run.metrics)
-        seconds = sum(line.get("timing/step") or 0 for line in run.metrics)
-        facts.append(["sampled tokens", f"{tokens:,.0f}"])
-        facts.append(["time of all steps", f"{seconds / 60:,.1f} min"])
-    worst = [
-        line["alignment/mean_exp_abs_diff"]
-        for line in run.metrics
-        if line.get("alignment/mean_exp_abs_diff") is not None
-    ]
-    if worst:
-        facts.append(["engine against actor, worst mean exp|Δ|", f"{max(worst):.6f}"])
-    return facts
-
-
-def _distinct(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [first] if first[STEP] == last[STEP] else [first, last]
-
-
-def _accuracy(line: Mapping[str, Any]) -> str:
-    error = line.get("eval/accuracy_standard_error")
-    spread = "" if error is None else f" ± {error:.3f}"
-    return f"{line['eval/accuracy']:.3f}{spread} (step {line[STEP]})"
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _text(value: Any) -> str | None:
+    return (
+        None
+        if value is None
+        else ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+    )
 
 
 def _curves(
@@ -272,8 +235,6 @@ def _omissions(run: RunFolder, samples: Samples, events: int) -> list[str]:
         notes.append(f"{MAX_EVENTS} of {events} events are marked, the first ones.")
     for name, count in sorted(run.damaged.items()):
         notes.append(f"samples/{name}: {count} damaged lines or ends are left out.")
-    if not any(tag.startswith("memory/") for line in run.metrics for tag in line):
-        notes.append("Memory by phase: the run recorded none.")
     if samples.left_out_tokens:
         notes.append(
             f"{samples.left_out_tokens} samples that were traced are shown without values by "

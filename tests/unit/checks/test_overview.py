@@ -66,8 +66,8 @@ def test_check_says_what_is_trained(base, capsys):
     assert code == 0
     for part in ("gspo", "clip_high 0.2", "seq_mean_token_mean", "gae", "0.01 x k3", "frozen"):
         assert part in blocks["loss"]
-    assert "1e-6 after 3 of 20 updates of warm-up, then cosine to 0" in blocks["lr"]
-    assert "20 updates" in blocks["value lr"]
+    assert "1e-6 after 3 of 20 optimizer steps of warm-up, then cosine to 0" in blocks["lr"]
+    assert "20 optimizer steps" in blocks["value lr"]
     assert blocks["rewards"].split("\n") == ["2 x math: -1 to 1", "layout: 0 to 1", "sum: -2 to 3"]
     assert "every 10 steps" in blocks["eval"]
     assert "1 sample each" in blocks["eval"]
@@ -141,7 +141,7 @@ def test_check_of_sft_and_evaluate(base, capsys):
     code, blocks, _ = check([*base, "sft.steps=30"], capsys, "sft")
     assert code == 0
     assert "30 steps x 64 = 1,920 sequences" in blocks["examples"]
-    assert "30 updates" in blocks["lr"]
+    assert "30 optimizer steps" in blocks["lr"]
     code, blocks, _ = check(base, capsys, "evaluate")
     assert code == 0
     assert "temperature 0.6" in blocks["eval"]

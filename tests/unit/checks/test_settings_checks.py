@@ -323,6 +323,11 @@ def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: 
     assert f"data.answer_key=solutions: {none}:1: an empty list" in with_file(none)
     broken = make_data(name="broken.jsonl", text='\n{"prompt": "1", "solutions": ["1"]}\n{"pro\n')
     assert f"{broken}:3: not a JSON object" in with_file(broken)
+    late = "".join(f'{{"prompt": "{n}", "solutions": ["1"]}}\n' for n in range(20))
+    late = make_data(name="late.jsonl", text=late + '{"prompt": "no answer"}\n')
+    message = with_file(late)
+    assert f"data.answer_key=solutions: {late}:21 has no such field" in message
+    assert message.endswith("data.malformed_rows=skip")
     listed = make_data(name="rows.json", text='{"prompt": 1}')
     assert "a list of rows, or an object with one list" in with_file(listed)
     twice = make_data()

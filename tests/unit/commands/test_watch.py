@@ -50,11 +50,14 @@ def test_a_run_is_followed_to_its_end(
     with only_run_in(folder):
         assert main(["watch", str(folder)]) == 0
     said += capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in said if "reward" in line] == [
+    assert [line.split()[1] for line in said if line.startswith("step") and "reward" in line] == [
         f"{step}/14" for step in range(3, 15)
     ]
-    assert said[0].startswith("step  3/14  reward +3.00")
-    assert said[-1] == "finished: 14 steps"
+    assert [line.split()[0] for line in said[:4]] == ["learning", "health", "time", "step"]
+    assert said[2].startswith("time     running: step 12 of 14;")
+    assert said[3].startswith("step  3/14  reward +3.00")
+    assert said[-1].startswith("time     finished: 14 steps")
+    assert said[-2].startswith("health   warning: 2; the last, at step 14: odd")
     # What a text holds does not move the cursor.
     assert [line for line in said if "odd" in line] == [
         rf"step {step}: odd\x1b[2J" for step in (13, 14)
@@ -66,5 +69,15 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert main(["watch", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 11 and said[-1] == "ended or interrupted at step 12 of 14"
+    assert len(said) == 13 and "ended or interrupted at step 12 of 14" in said[-1]
     assert main(["watch", str(tmp_path)]) == 2
+
+
+def test_what_a_run_is_at(tmp_path):
+    make_steps(tmp_path / "run", 1, 3)
+    files = RunFolder(tmp_path / "run")
+    for at, line in enumerate(files.metrics):
+        line["time_s"] = 1000.0 + 20 * at
+    said = in_progress(files, 1100.0)
+    assert said == "step 4 for 1:00; the last steps took 20 s each; 3:40 left"
+    assert "left 3:40" in next(lines_after(files, 2))

@@ -69,7 +69,7 @@ def test_a_step_that_samples_nothing_says_so():
     """Dynamic sampling that asks for more than it needs leaves groups for whole steps."""
     metrics = {"sampling/requested_groups": 0.0, "sampling/trained_groups": 32.0}
     line = step_line(2, 4, metrics, 1.9, 6.0)
-    assert line == "step 2/4  32 groups sampled before  1.9 s  left 6s"
+    assert line == "step 2/4  32 groups sampled before  1.9 s  left 6 s"
     # Where engines are a step ahead, groups that were asked for before come in.
     assert "before" not in step_line(2, 4, {**metrics, "rollout/rewards": 1.0}, 1.9, 6.0)
 

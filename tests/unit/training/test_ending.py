@@ -55,9 +55,10 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(tmp_path, capsys
     steps(run_dir)
     layout = SimpleNamespace(actor=Layout(2, data_parallel=4), engines=8, accelerators=8)
     text = ending(config, summarize(config, layout, {}))
-    assert "3 steps: trained on 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
+    assert "3 steps in 1:00:00 = 8.0 GPU-hours, on 1,500 response tokens" in text
+    assert "health   no warning\n" in text
     assert "0.250 ± 0.030 before, 0.550 ± 0.020 after" in text
-    for name in ("hf", "curves.png", "tensorboard", "samples", "metrics.jsonl"):
+    for name in ("hf", "curves.png", "tensorboard", "samples"):
         assert str(run_dir / name) in text
     summary = read_summary(run_dir)
     assert summary["eval/standard_error_after"] == 0.02

@@ -16,7 +16,7 @@ import pytest
 from rlmath.errors import UserError
 from rlmath.utils import node_cache
 from rlmath.utils.array_file import BrokenFile, read_arrays, read_header, write_arrays
-from rlmath.utils.run_lock import only_run_in
+from rlmath.utils.run_lock import LOCK_FILE, only_run_in
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
@@ -145,10 +145,26 @@ def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path):
         with refused, only_run_in(run_dir):
             pass
         holder.send_signal(signal.SIGKILL)
-    with only_run_in(run_dir):
-        pass
-    with only_run_in(run_dir):
-        pass
+    for _ in range(2):
+        with pytest.raises(UserError, match="a bad row"), only_run_in(run_dir):
+            raise UserError("a bad row")
+        assert not list(run_dir.iterdir())
+
+
+def test_a_lock_whose_file_was_removed_while_it_was_waited_for_is_taken_again(
+    tmp_path, monkeypatch
+):
+    """The run that held it removes it between the opening of the file and its lock."""
+    lock, flock = tmp_path / LOCK_FILE, fcntl.flock
+
+    def after_the_end_of_another(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        lock.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_end_of_another)
+    with only_run_in(tmp_path):
+        assert f"process {os.getpid()} on" in lock.read_text()
 
 
 def test_a_file_system_without_locks_is_named_and_the_run_goes_ahead(tmp_path, monkeypatch, capsys):

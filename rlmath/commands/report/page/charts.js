@@ -27,6 +27,17 @@ function labels(values) {
   }
 }
 
+// A curve of more points than this is drawn pale, below the mean of its neighborhood.
+const MANY = 300;
+
+function smoothed(points) {
+  const reach = Math.round(points.length / 100);
+  return points.map((p, i) => {
+    const near = points.slice(Math.max(0, i - reach), i + reach + 1);
+    return [p[0], near.reduce((sum, one) => sum + one[1], 0) / near.length];
+  });
+}
+
 // What the horizontal axis counts; another choice draws all charts again.
 const AXES = { step: "steps", tokens: "sampled tokens", hours: "hours of steps" };
 let axis = "step";
@@ -108,8 +119,12 @@ function chart(options) {
   }
   for (const one of series) {
     const points = one.steps.map((step, i) => [step, one.values[i]]).filter((p) => p[1] !== null);
-    const path = points.map((p) => `${x(one.run, p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
-    drawing.append(svg("polyline", { class: `line run${one.run}${one.thin ? " thin" : ""}`, points: path.join(" ") }));
+    const draw = (line, style) => drawing.append(svg("polyline", {
+      class: `line run${one.run}${style}`, points: line.map((p) => `${x(one.run, p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).join(" "),
+    }));
+    const isSmoothed = points.length > MANY && !one.thin;
+    draw(points, isSmoothed ? " pale" : one.thin ? " thin" : "");
+    if (isSmoothed) draw(smoothed(points), "");
     const alone = points.length === 1;
     if (alone || (points.length <= 25 && !one.thin)) {
       for (const p of points) drawing.append(svg("circle", { class: `dot${one.run}${alone ? " alone" : ""}`, cx: x(one.run, p[0]), cy: y(p[1]), r: alone ? 5 : 2.2 }));

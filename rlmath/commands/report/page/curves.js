@@ -23,6 +23,12 @@ const shownEvents = () => RUNS.flatMap((run, i) =>
   run.events.filter((event) => eventFilter.has(event[1])).map((event) => [event[0], event[1], TWO ? `${run.name}: ${event[2]}` : event[2], i]))
   .sort((a, b) => a[0] - b[0]);
 
+function showEvents() {
+  const list = document.getElementById("event-list");
+  list.open = true;
+  list.scrollIntoView();
+}
+
 function curvesSection() {
   const tags = [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))].sort();
   const holder = el("div");
@@ -55,12 +61,14 @@ function curvesSection() {
       () => grid(list), opened.get(`group-${group}`))));
   }
   draw();
+  const choice = el("select", { id: "axis", onchange: (event) => setAxis(event.target.value) },
+    Object.entries(AXES).map(([name, title]) => el("option", { value: name }, title)));
   const events = RUNS.flatMap((run) => run.events.map((event) => el("tr", {},
     el("td", { class: "number" }, String(event[0])), el("td", {}, DATA.event_kinds[event[1]].join(" ")),
     TWO ? el("td", {}, run.name) : null, el("td", {}, plain(event[2], 600)))));
   return section("curves", "Curves", TWO ? runKey() : null,
-    el("div", { class: "row" }, el("label", {}, "find a metric", search), kinds),
-    el("p", { class: "weak small" }, "Point at a chart, or focus it and use the arrow keys, to read values; click or Enter shows the step's samples."),
+    el("div", { class: "row" }, el("label", {}, "find a metric", search), el("label", {}, "axis of all charts", choice), kinds),
+    el("p", { class: "weak small" }, "Point at a chart, or focus it and use the arrow keys, to read values; click or Enter shows the step's samples. A curve of more than 300 points is pale, below the mean of its neighborhood."),
     holder,
     events.length ? lazyDetails("event-list", `All events (${events.length})`, () => el("div", { class: "scroll" }, el("table", {}, events))) : null);
 }

@@ -1,16 +1,29 @@
 // The page: its sections, and its state over a reload.
 function summarySection() {
-  const facts = el("div", { class: "runs" }, RUNS.map((run, i) => el("div", {},
-    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts), tracesOf(run))));
   const shown = FIRST_METRICS.filter((tag) => RUNS.some((run) => run.metrics[tag]));
-  const choice = el("select", { id: "axis", onchange: (event) => setAxis(event.target.value) },
-    Object.entries(AXES).map(([name, title]) => el("option", { value: name }, title)));
-  return section("summary", "Summary", el("div", { class: "first" }, facts, el("div", {},
-    el("div", { class: "row" }, el("label", {}, "axis of all charts", choice)),
-    el("div", { class: "charts" }, shown.map(metricChart)))),
-  RUNS.map((run, i) => lazyDetails(`settings-${i}`, `${TWO ? `${run.name}: ` : ""}all settings (${Object.keys(run.settings).length})`, () =>
+  return section("summary", "Summary",
+    RUNS.map((run, i) => [TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, answersOf(run)]),
+    el("div", { class: "charts" }, shown.map(metricChart)), factsTable(), RUNS.map(tracesOf), RUNS.map((run, i) => lazyDetails(`settings-${i}`, `${TWO ? `${run.name}: ` : ""}all settings (${Object.keys(run.settings).length})`, () =>
     el("div", { class: "scroll" }, el("table", {}, Object.entries(run.settings).map(([key, value]) =>
       el("tr", {}, el("td", {}, key), el("td", {}, plain(JSON.stringify(value), 400)))))))));
+}
+
+// Is it learning, is it healthy, how long still; a sign is read without color.
+function answersOf(run) {
+  const signs = { good: "✓", bad: "✗", open: "…" };
+  return el("div", { class: "answers" }, run.answers.map(([question, mood, verdict, detail]) => el("div", { class: `answer is-${mood}` },
+    el("div", { class: "weak small" }, question), el("div", { class: "verdict" }, el("span", { class: mood }, signs[mood]), ` ${plain(verdict, 200)}`),
+    el("div", { class: "small" }, plain(detail, 400)),
+    question === "health" && mood === "bad" ? el("button", { type: "button", class: "small", onclick: showEvents }, "show all events") : null)));
+}
+
+// What was trained; a value that two runs share is there once.
+function factsTable() {
+  const rows = DATA.fact_names.map((name, i) => [name, RUNS.map((run) => run.facts[i])])
+    .filter(([, values]) => values.some((value) => value !== null));
+  const cell = (value, attributes = {}) => el("td", attributes, value === null ? "–" : plain(value, 300));
+  return el("div", { class: "scroll" }, el("table", { class: "facts" }, rows.map(([name, values]) => el("tr", {}, el("th", { scope: "row", class: "weak" }, name),
+    TWO && values[0] === values[1] ? cell(values[0], { colspan: 2 }) : values.map((value) => cell(value))))));
 }
 
 function tracesOf(run) {

@@ -83,7 +83,7 @@ function distributionsSection() {
       distribution(kind, "lengths", "response length", "tokens: median, 25–75 %, 5–95 %, most"),
       distribution(kind, "rewards", "reward", "median, 25–75 %, 5–95 %, most"),
       plainChart("mean reward", (data) => data.mean_reward),
-      plainChart("truncated", (data) => data.truncated, "share cut off at the limit"),
+      plainChart("truncated", (data) => data.truncated, "share of responses truncated"),
       statuses.map((status) => plainChart(`status: ${status.replace("_", " ")}`, (data) => data.steps.map((_, i) => (data.statuses[status]?.[i] || 0) / data.samples[i]), "share of samples")));
   };
   return section("distributions", "Lengths, rewards and statuses", TWO ? runKey() : null, kinds.length

@@ -1,6 +1,6 @@
 // The sample viewer: a list with filters, and one sample, or those of two runs side by side.
 const PAGE = 200;
-const FINISH = { stop: "the model ended it", length: "cut off at the limit", failed: "its tools did not work" };
+const FINISH = { stop: "the model ended it", length: "truncated at the limit", failed: "its tools did not work" };
 let rendered = true;
 let chosen = null;
 const ENTRIES = RUNS.flatMap((run, r) => run.samples.map((sample, i) => ({ run, r, i, sample, text: null })));
@@ -84,7 +84,7 @@ function samplesSection() {
     step: input("f-step", "step", { type: "number", min: 0 }),
     problem: input("f-problem", "problem", { type: "search", list: "problem-ids" }),
     status: select("f-status", "status", [["", "any"], ...statuses.map((one) => [one, `${(STATUS[one] || ["?"])[0]} ${one.replace("_", " ")}`])], filter),
-    finish: select("f-finish", "end", [["", "any"], ["stop", "ended"], ["length", "cut off"]], filter),
+    finish: select("f-finish", "end", [["", "any"], ["stop", "ended"], ["length", "truncated"]], filter),
     least: input("f-reward-least", "reward from", { type: "number", step: "any" }),
     most: input("f-reward-most", "reward to", { type: "number", step: "any" }),
     shortest: input("f-tokens-least", "tokens from", { type: "number", min: 0 }),

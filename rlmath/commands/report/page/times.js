@@ -1,5 +1,5 @@
 // Where each step's time goes, and memory.
-const PHASES = ["generate", "grade", "advantage", "log_probs", "reference", "values", "update", "weight_sync", "evaluate", "save", "other"];
+const PHASES = ["generate", "grade", "teacher", "log_probs", "reference", "values", "advantage", "digests", "update", "weight_sync", "evaluate", "save", "other"];
 
 function phasesOf(run) {
   const names = Object.keys(run.metrics).filter((tag) => tag.startsWith("timing/") && tag !== "timing/step").map((tag) => tag.slice(7));
@@ -7,7 +7,8 @@ function phasesOf(run) {
   return [...known.filter((name) => name !== "other"), ...names.filter((name) => !PHASES.includes(name)), ...known.filter((name) => name === "other")];
 }
 
-const color = (name) => `var(--p${Math.max(0, PHASES.indexOf(name))})`;
+// As in curves.png.
+const color = (name) => `var(--p${DATA.phases.includes(name) ? DATA.phases.indexOf(name) : 10})`;
 
 // Colors with lines and dots on them, so that phases differ without color.
 function patterns(prefix) {
@@ -25,7 +26,7 @@ function patterns(prefix) {
   }));
 }
 
-const fill = (prefix, name) => PHASES.includes(name) ? `url(#${prefix}-${name})` : "var(--p7)";
+const fill = (prefix, name) => PHASES.includes(name) ? `url(#${prefix}-${name})` : "var(--p10)";
 
 function timesOf(run, index) {
   const phases = phasesOf(run);
@@ -81,26 +82,23 @@ function timesOf(run, index) {
 
 function memory() {
   const tags = [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))].filter((tag) => tag.startsWith("memory/")).sort();
-  return tags.length ? el("div", { class: "charts" }, tags.map(metricChart)) : el("p", { class: "weak" }, "The run recorded no memory by phase.");
+  return tags.length ? [el("h3", {}, "Memory by phase"), el("div", { class: "charts" }, tags.map(metricChart))] : null;
 }
 
 // Mismatch of engine and actor by the age of the weights that sampled.
 function lags(run) {
   const found = [...new Set(Object.keys(run.metrics).map((tag) => /^mismatch\/lag_(\d+)\//.exec(tag)?.[1]).filter((lag) => lag))].map(Number).sort((a, b) => a - b);
-  if (!found.length) {
-    return el("p", { class: "weak" }, run.metrics["mismatch/k3"] ? "All tokens were sampled by the newest weights (lag 0): mismatch/ among the curves is of them." : "No mismatch was measured.");
-  }
+  if (!found.length) return null;
   const mean = (tag) => {
     const values = (run.metrics[tag] || []).filter((value) => value !== null);
     return values.length ? values.reduce((sum, one) => sum + one, 0) / values.length : null;
   };
   const columns = ["token_count", "mean_w", "p99_w", "k3", "effective_sample_size"];
-  return el("div", { class: "scroll" }, el("table", {},
+  return el("div", {}, el("h3", {}, `${TWO ? `${run.name}: m` : "M"}ismatch by version lag`), el("div", { class: "scroll" }, el("table", {},
     el("tr", {}, el("th", { scope: "col" }, "versions behind"), columns.map((name) => el("th", { scope: "col", class: "number" }, `mean ${name}`))),
-    found.map((lag) => el("tr", {}, el("td", {}, String(lag)), columns.map((name) => el("td", { class: "number" }, number(mean(`mismatch/lag_${lag}/${name}`))))))));
+    found.map((lag) => el("tr", {}, el("td", {}, String(lag)), columns.map((name) => el("td", { class: "number" }, number(mean(`mismatch/lag_${lag}/${name}`)))))))));
 }
 
 function timesSection() {
-  return section("time", "Time and memory", RUNS.map(timesOf), el("h3", {}, "Memory by phase"), memory(),
-    el("h3", {}, "Mismatch by version lag"), RUNS.map((run) => el("div", {}, TWO ? el("h4", {}, run.name) : null, lags(run))));
+  return section("time", "Time and memory", RUNS.map(timesOf), memory(), RUNS.map(lags));
 }

@@ -86,7 +86,7 @@ def test_samples_are_found(browser, url):
     browser.run("set('f-problem', 'train.jsonl:0'); set('f-step', '2'); set('f-status', 'timeout')")
     text = browser.run("$('.sample').textContent")
     assert "1 of 3 right, mean reward 0, standard deviation 7.0711" in text
-    assert "timeout" in text and "SymPy" in text and "cut off at the limit" in text
+    assert "timeout" in text and "SymPy" in text and "truncated at the limit" in text
     # Another sample of the group.
     browser.run("$$('.sample .row button')[0].click()")
     assert "sample 0" in browser.run("$('.sample h3').textContent")

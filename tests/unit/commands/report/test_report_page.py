@@ -97,9 +97,12 @@ def test_texts_are_as_they_were_sampled(text: str) -> None:
 def test_what_the_run_did_is_in_the_page(text: str) -> None:
     data = page_data(text)
     (run,) = data["runs"]
-    facts = dict(run["facts"])
-    assert run["state"] == f"finished: {STEPS} steps" == facts["state"]
-    assert facts["held-out accuracy"] == "0.000 (step 0) → 1.000 (step 4)"
+    assert dict(zip(data["fact_names"], run["facts"], strict=True))["loss"] == "ppo_clip"
+    learning, health, time = run["answers"]
+    assert learning[1:3] == ["good", "yes: held-out accuracy rose by 1"]
+    assert learning[3].startswith("0.000 (step 0) → 1.000 (step 4); mean reward 1 (step 1)")
+    assert health[1] == "bad" and "collapse detector: 1" in health[2] and "warning: 1" in health[2]
+    assert time[1:3] == ["good", f"finished: {STEPS} steps"]
     assert run["steps"] == [0, 1, 2, 3, 4]
     assert run["metrics"]["rollout/rewards"] == [None, 1, 2, 3, 4]
     assert run["metrics"]["train/loss"][3] is None
@@ -205,7 +208,7 @@ def test_a_run_that_is_being_written(
     (run / "samples" / "step_000009.jsonl.gz").write_bytes(b"\x1f\x8b\x08 not an archive")
     assert main(["report", str(run)]) == 0
     (data,) = page_data((run / "report.html").read_text(encoding="utf-8"))["runs"]
-    assert data["state"] == f"ended or interrupted at step {STEPS} of {STEPS}"
+    assert data["answers"][2][2] == f"ended or interrupted at step {STEPS} of {STEPS}"
     assert data["steps"] == [0, 1, 2, 3, 4]
     assert data["kinds"]["step"]["samples"][0] == 10
     assert any("\ufffd\ufffd" in str(prompt) for prompt in data["prompts"])
@@ -241,10 +244,10 @@ def test_it_is_written_again_while_the_run_lasts(
         assert main(["report", str(run), "--every", "30"]) == 0
     ((seconds, first),) = pages
     assert seconds == 30 and '<meta http-equiv="refresh" content="30">' in first
-    assert page_data(first)["runs"][0]["state"] == f"running: step 2 of {STEPS}"
+    assert page_data(first)["runs"][0]["answers"][2][2] == f"running: step 2 of {STEPS}"
     last = (run / "report.html").read_text(encoding="utf-8")
     assert 'http-equiv="refresh"' not in last
-    assert page_data(last)["runs"][0]["state"] == f"finished: {STEPS} steps"
+    assert page_data(last)["runs"][0]["answers"][2][2] == f"finished: {STEPS} steps"
 
 
 def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(

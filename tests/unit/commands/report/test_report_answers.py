@@ -1,0 +1,72 @@
+"""Is a run learning, is it healthy, how long still: as the report and ``rlmath watch`` say it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.commands.report.answers import BAD, GOOD, OPEN, Answer, answers
+from rlmath.commands.report.events import Event
+from rlmath.config.load import load, save
+from rlmath.monitor import MetricsWriter
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.utils.run_lock import only_run_in
+
+
+def answers_of(folder: Path, lines: dict[int, dict[str, Any]], *events: Event) -> list[Answer]:
+    save(
+        load(["model.path=tiny", f"runner.run_dir={folder}", "runner.steps=40"]),
+        folder / "config.yaml",
+    )
+    with MetricsWriter(folder) as writer:
+        for step, line in lines.items():
+            writer.write(step, {"rollout/rewards": 0.0, **line})
+    run = RunFolder(folder)
+    for line in run.metrics:
+        line["time_s"] = 1000.0 + 30 * line["step"]
+    return answers(run, events)
+
+
+def accuracy(value: float, error: float = 0.03) -> dict[str, float]:
+    return {"eval/accuracy": value, "eval/accuracy_standard_error": error}
+
+
+@pytest.mark.parametrize(
+    ("lines", "mood", "verdict"),
+    [
+        ({0: accuracy(0.5), 9: accuracy(0.7)}, GOOD, "held-out accuracy rose by 0.2 ± 0.042"),
+        ({0: accuracy(0.5), 9: accuracy(0.55)}, OPEN, "changed by +0.05 ± 0.042"),
+        ({0: accuracy(0.5), 9: accuracy(0.3)}, BAD, "held-out accuracy fell by 0.2"),
+        ({0: accuracy(0.5), 9: {}}, OPEN, "not known"),
+        ({n: {"rollout/rewards": float(n)} for n in range(20)}, GOOD, "mean reward rose by 10 ±"),
+        ({n: {"rollout/rewards": 1.0} for n in range(20)}, OPEN, "mean reward changed by +0"),
+    ],
+)
+def test_learning_is_a_change_beyond_its_error(
+    tmp_path: Path, lines: dict[int, dict[str, Any]], mood: str, verdict: str
+) -> None:
+    learning = answers_of(tmp_path, lines)[0]
+    assert learning.mood == mood and verdict in learning.verdict
+
+
+def test_health_is_no_alarm(tmp_path: Path) -> None:
+    lines = {1: {"alignment/mean_exp_abs_diff": 1.0002, "rollout/truncated_share": 0.25}}
+    kept = Event(1, "checkpoint", "checkpoint step_000001")
+    health = answers_of(tmp_path, lines, kept)[1]
+    assert (health.mood, health.verdict) == (GOOD, "no alarm")
+    assert "1.000200" in health.detail and "25.0 %" in health.detail
+    alarms = [Event(1, "warning", "a"), Event(2, "warning", "b"), kept]
+    health = answers_of(tmp_path, lines, *alarms)[1]
+    assert (health.mood, health.verdict) == (BAD, "warning: 2")
+    assert health.detail == "the last, at step 2: b"
+
+
+def test_a_running_run_says_how_long_still(tmp_path: Path) -> None:
+    lines = {n: {"timing/step": 20.0, "rollout/response_tokens": 50.0} for n in range(1, 11)}
+    with only_run_in(tmp_path):
+        time = answers_of(tmp_path, lines)[2]
+    assert (time.mood, time.verdict) == (OPEN, "running: step 10 of 40")
+    assert time.detail == "3:20 of steps, 500 response tokens; 15:00 left at 30 s a step"
+    assert answers_of(tmp_path, lines)[2].mood == BAD  # Nobody runs it.
