@@ -67,6 +67,12 @@ class RolloutConfig:
         "whose template shows no calls, as JSON in <tool_call> or as JSON alone.",
         only_with=_TOOLS,
     )
+    tool_parser: str | None = setting(
+        None,
+        "vLLM's parser for the calls of the chat template, as vllm serve --tool-call-parser takes "
+        "it, such as qwen3_coder; null: JSON in <tool_call>, or JSON alone, as the template shows.",
+        only_with=OnlyWith("tool_format", (ToolFormat.chat,)),
+    )
     python_session: bool = setting(
         False,
         "Let a response's Python calls use what its earlier calls defined; false: each call is a "

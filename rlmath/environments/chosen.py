@@ -9,7 +9,8 @@ from rlmath.config.environments import PYTHON, TOOLS, maker_of
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data.prompts import EnvironmentTokenizer
-from rlmath.environments.base import Environment, TurnFormat
+from rlmath.environments.base import Environment, ToolCall, TurnFormat
+from rlmath.environments.call_parsers import Parser, arguments_in
 from rlmath.environments.chat_format import ChatFormat
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.fenced import Fenced
@@ -95,12 +96,22 @@ class Chosen:
                 self.schemas,
                 rollout.max_observation_tokens,
                 replies=self.replies,
-                parser="auto" if chosen is ToolFormat.chat else chosen.value,
+                parser=self._parser(tokenizer),
                 template_date=data.template_date,
                 options=data.template_options,
             )
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from error
+
+    def _parser(self, tokenizer: Any) -> str | Parser:
+        """The parser of calls in a chat."""
+        name, chosen = self._rollout.tool_parser, self._rollout.tool_format
+        if name is None:
+            return "auto" if chosen is ToolFormat.chat else chosen.value
+        from rlmath.engines.tool_parsers import vllm_tool_parser
+
+        parse = vllm_tool_parser(name, tokenizer, self.schemas)
+        return lambda text: [ToolCall(called, arguments_in(a)) for called, a in parse(text)] or None
 
     def environment(self, turn_format: TurnFormat, python: Callable[[], Tool]) -> Environment:
         """The environment.
