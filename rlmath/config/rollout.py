@@ -79,6 +79,13 @@ class RolloutConfig:
         "new program.",
         only_with=_TOOLS,
     )
+    python_provider: str = setting(
+        "local",
+        "Where Python calls run: local (sandboxes of the driver's machine), piston, e2b, morph, or "
+        "package.module:Class, as for code rewards.",
+        only_with=_TOOLS,
+    )
+    python_provider_settings: dict[str, Any] = setting(dict, "Settings of python_provider.")
     max_turns: int = setting(
         8,
         "Maximum turns of the model in a response; one whose last turn still calls a tool is "

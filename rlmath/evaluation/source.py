@@ -77,6 +77,7 @@ def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
     names = (
         *("tools", "environment", "environment_options", "tool_format", "tool_parser"),
+        *("python_provider", "python_provider_settings"),
         *("python_session", "max_turns", "max_calls", "call_timeout_s", "tools_timeout_s"),
         "max_observation_tokens",
     )
