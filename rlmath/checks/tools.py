@@ -50,7 +50,7 @@ def _python_problems(rollout: RolloutConfig) -> Iterator[str]:
     if PYTHON not in rollout.tools or name == "local":
         return
     if rollout.python_session:
-        yield f"rollout.python_session=true: rollout.python_provider={name} keeps no names; use local"
+        yield f"rollout.python_session=true: python_provider={name} keeps no names; use local"
     try:
         get_provider(name, **rollout.python_provider_settings).close()
     except RewardSettingError as error:
