@@ -10,6 +10,7 @@ import pytest
 from rlmath.environments.base import ToolCall, ToolResult
 from rlmath.environments.call_parsers import hermes, llama3_json, parser_of
 from rlmath.environments.chat_format import ChatFormat
+from rlmath.environments.fenced import Fenced
 from rlmath.errors import ConfigError
 from rlmath.model.chat import read_chat_template
 from rlmath.model.tiny_tokenizer import build_tokenizer
@@ -381,6 +382,9 @@ def published(request, tmp_path_factory):
 @pytest.mark.long
 def test_published_tokenizers(published):
     tokenizer, name = published
+    base = Fenced(tokenizer, [SCHEMA], 1000).suffix("```python\n1\n```", [result("é\n\n 42\n")])
+    assert text_of(tokenizer, base) == "\n```output\né\n\n 42\n```\n"
+    assert text_of(tokenizer, base, slice(*base.observation)) == "é\n\n 42"
     if name == "gemma3":
         with pytest.raises(ConfigError, match="refuses calls of tools: Conversation roles must"):
             chat(tokenizer, tokenizer.chat_template, parser="hermes")
