@@ -59,8 +59,7 @@ def _python_problems(rollout: RolloutConfig) -> Iterator[str]:
 
 def _without_template(config: Config) -> Iterator[str]:
     """Prompts that are no chats, while calls are."""
-    chosen = config.rollout.tool_format
-    if not has_turns(config.rollout) or chosen is ToolFormat.fenced:
+    if not has_turns(config.rollout) or config.rollout.tool_format is ToolFormat.fenced:
         return
     keys = ["data"] if config.data.apply_chat_template is False else []
     keys += [
@@ -70,7 +69,7 @@ def _without_template(config: Config) -> Iterator[str]:
     ]
     for key in dict.fromkeys(keys):
         yield (
-            f"{key}.apply_chat_template=false: rollout.tool_format={chosen.value} is the chat "
+            f"{key}.apply_chat_template=false: rollout.tool_format=chat is the chat "
             "template's; apply it, or use rollout.tool_format=fenced"
         )
 

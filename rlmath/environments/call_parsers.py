@@ -103,7 +103,7 @@ def parser_of(template: str) -> str:
     if '"parameters": ' in template and "ipython" in template:
         return "llama3_json"
     raise ConfigError(
-        "the chat template shows no known format of calls; name vLLM's parser for it as "
-        "rollout.tool_parser, use hermes or llama3_json and describe the tools in the prompt, or "
-        "use the fenced format"
+        "the chat template shows no known format of calls; name it as rollout.tool_parser "
+        "(hermes or llama3_json, for which the prompt describes the tools if the template lists "
+        "none, or one of vLLM's), or use the fenced format"
     )
