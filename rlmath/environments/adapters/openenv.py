@@ -95,7 +95,8 @@ class OpenEnv:
     def _shown(self, observation: Any) -> str:
         key = self._options.observation_key
         if not key:
-            return json.dumps(observation, ensure_ascii=False)
+            shown = {name: value for name, value in observation.items() if name != "metadata"}
+            return json.dumps(shown, ensure_ascii=False)
         if key not in observation:
             raise ValueError(
                 f"the observation has no {key!r} (rollout.environment_options.observation_key); "
