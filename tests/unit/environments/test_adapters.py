@@ -1,6 +1,7 @@
 """Environments of other packages, played as a run plays them; the packages are installed for the
 test where they can be."""
 
+import contextlib
 import json
 import os
 import socket
@@ -150,43 +151,50 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
 """
 
 
-@pytest.mark.long
-def test_a_server_of_openenv(words, tmp_path):
-    """The package and what it needs are the server's alone."""
-    install = [sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "packages"]
-    for more in (["fastmcp>=3,<4"], ["--no-deps", "openenv==0.10.0"]):
-        done = subprocess.run([*install, *more], capture_output=True, timeout=300)
+@contextlib.contextmanager
+def serving(folder, program, *packages):
+    """Runs a program with packages that it alone has; yields its address."""
+    for more in packages:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / "packages"]
+        done = subprocess.run([*command, *more], capture_output=True, timeout=300)
         if done.returncode:
             pytest.skip(f"pip: {done.stderr.decode()[-200:]}")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    (tmp_path / "server.py").write_text(OPENENV)
-    command = [sys.executable, tmp_path / "server.py", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "packages")}
-    with subprocess.Popen(command, env=environment) as server:
+    command = [sys.executable, "-c", program, str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "packages")}
+    with subprocess.Popen(command, env=environment, cwd=folder) as server:
         try:
             until = time.monotonic() + 120
-            while server.poll() is None and time.monotonic() < until:
+            while time.monotonic() < until:
+                assert server.poll() is None
                 with socket.socket() as probe:
                     if probe.connect_ex(("127.0.0.1", port)) == 0:
                         break
                 time.sleep(0.2)
-            row, url = {"prompt": "Play.", "answer": 5}, f"http://127.0.0.1:{port}"
-            turns = ("<think>{?</think>I say {'number'}", 'So: {"number": "x"}', '{"number": 4}')
-            said, replies = play(openenv(url), row, *turns, '```json\n{"number": 5}\n```')
-            assert said == '{"said": "Guess a number."}' and replies[2] == '{"said": "wrong"}'
-            assert "not a valid JSON object" in replies[0] and "number: " in replies[1]
-            assert replies[3] == 1.0
-            one = openenv(url, action_key="number", observation_key="said")
-            # Each sample has an environment of its own.
-            for answer, reward in ((7, 1.0), (8, "wrong")):
-                assert play(one, row | {"answer": answer}, "7") == ("Guess a number.", [reward])
-            with pytest.raises(InfrastructureError, match=r"broken \(EXECUTION_ERROR"):
-                play(one, row, "13")
-            with pytest.raises(ConfigError, match=r"observation has no .text..* said"):
-                play(openenv(url, observation_key="text"), row)
+            yield f"http://127.0.0.1:{port}"
         finally:
             server.kill()
+
+
+@pytest.mark.long
+def test_a_server_of_openenv(words, tmp_path):
+    packages = ["fastmcp>=3,<4"], ["--no-deps", "openenv==0.10.0"]
+    with serving(tmp_path, OPENENV, *packages) as url:
+        row = {"prompt": "Play.", "answer": 5}
+        turns = ("<think>{?</think>I say {'number'}", 'So: {"number": "x"}', '{"number": 4}')
+        said, replies = play(openenv(url), row, *turns, '```json\n{"number": 5}\n```')
+        assert said == '{"said": "Guess a number."}' and replies[2] == '{"said": "wrong"}'
+        assert "not a valid JSON object" in replies[0] and "number: " in replies[1]
+        assert replies[3] == 1.0
+        one = openenv(url, action_key="number", observation_key="said")
+        # Each sample has an environment of its own.
+        for answer, reward in ((7, 1.0), (8, "wrong")):
+            assert play(one, row | {"answer": answer}, "7") == ("Guess a number.", [reward])
+        with pytest.raises(InfrastructureError, match=r"broken \(EXECUTION_ERROR"):
+            play(one, row, "13")
+        with pytest.raises(ConfigError, match=r"observation has no 'text'.* said"):
+            play(openenv(url, observation_key="text"), row)
 
 
 def test_an_address_and_fields_of_openenv():
@@ -198,8 +206,37 @@ def test_an_address_and_fields_of_openenv():
         play(openenv("http://127.0.0.1:1"), {"prompt": "Play.", "answer": 5})
 
 
+NEMO_GYM = """
+import sys, uvicorn
+from unittest.mock import MagicMock
+from nemo_gym.server_utils import ServerClient
+from resources_servers.mcqa.app import MCQAResourcesServer, MCQAResourcesServerConfig
+
+port = int(sys.argv[1])
+config = MCQAResourcesServerConfig(host="127.0.0.1", port=port, entrypoint="app.py", name="mcqa")
+server = MCQAResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
+uvicorn.run(server.setup_webserver(), host="127.0.0.1", port=port, log_level="warning")
+"""
+
+
+@pytest.mark.long
+def test_a_resources_server_of_nemo_gym(words, tmp_path):
+    """The package needs a newer Python by its own account; this server of it does not."""
+    from rlmath.environments.adapters.nemo_gym import NeMoGym, NeMoGymOptions
+
+    needed = ["distro", "devtools", "itsdangerous", "jiter", "openai==2.44.0", "orjson", "pydot"]
+    nemo_gym = ["--ignore-requires-python", "nemo-gym==0.7.0", "scipy", "wandb", "yappi", *needed]
+    with serving(tmp_path, NEMO_GYM, ["--no-deps", *nemo_gym]) as url:
+        file = tmp_path / "packages/resources_servers/mcqa/data/example.jsonl"
+        row = json.loads(file.read_text().splitlines()[0])
+        row["prompt"] = row["responses_create_params"]["input"][0]["content"]
+        for answer, reward in ((row["expected_answer"], 1.0), ("?", 0.0)):
+            found = play(lambda: NeMoGym(NeMoGymOptions(url=url)), row, f"\\boxed{{{answer}}}")
+            assert found == (None, [reward])
+
+
 class ResourcesServer(BaseHTTPRequestHandler):
-    """Grades as those of NeMo-Gym, which needs another Python than rlmath."""
+    """Grades as those of NeMo-Gym."""
 
     def do_POST(self):
         row = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
