@@ -44,7 +44,7 @@ class NeMoGym:
             )
         if asked.get("tools"):
             raise ValueError(
-                "the row has tools of its own (responses_create_params.tools), and a run lists the "
+                "the row lists tools (responses_create_params.tools), and those of a run are the "
                 "same for each row; use tasks without, or write a class whose methods call the "
                 "server (docs/tools.md)"
             )

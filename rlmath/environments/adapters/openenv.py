@@ -1,6 +1,6 @@
 """Environments of OpenEnv: a server that runs already, which replies to turns.
 
-A sample has a connection, and so an environment of its own on the server. The messages are those of
+Each sample has a connection, and so its own environment on the server. The messages are those of
 OpenEnv's own client, which is not needed.
 """
 

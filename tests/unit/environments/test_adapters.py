@@ -188,7 +188,7 @@ def test_a_server_of_openenv(words, tmp_path):
         assert "not a valid JSON object" in replies[0] and "number: " in replies[1]
         assert replies[3] == 1.0
         one = openenv(url, action_key="number", observation_key="said")
-        # Each sample has an environment of its own.
+        # Each sample has its own environment.
         for answer, reward in ((7, 1.0), (8, "wrong")):
             assert play(one, row | {"answer": answer}, "7") == ("Guess a number.", [reward])
         with pytest.raises(InfrastructureError, match=r"broken \(EXECUTION_ERROR"):
@@ -273,7 +273,7 @@ def test_tasks_of_nemo_gym(words):
             one("?")
         with pytest.raises(InfrastructureError, match="verify: 500"):
             one("!")
-        with pytest.raises(ConfigError, match="has tools of its own"):
+        with pytest.raises(ConfigError, match="the row lists tools"):
             one("5", row | {"responses_create_params": {"tools": [{"name": "f"}]}})
         with pytest.raises(ConfigError, match="no responses_create_params"):
             one("5", {"prompt": "2+3?"})
