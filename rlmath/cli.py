@@ -131,8 +131,8 @@ _RUNS = (*_WITH_A_CONFIG, "sample")
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "fsspec", "httpx", "huggingface_hub", "hydra", "latex2mathml", "matplotlib",
-    "megatron", "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
-    "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
+    "megatron", "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray",
+    "rich", "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
     "vllm", "websockets", "xxhash",
 )  # fmt: skip
 
