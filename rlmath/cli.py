@@ -132,8 +132,8 @@ _RUNS = (*_WITH_A_CONFIG, "sample")
 _PACKAGES = (
     "datasets", "fsspec", "httpx", "huggingface_hub", "hydra", "latex2mathml", "matplotlib",
     "megatron", "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray",
-    "rich", "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
-    "vllm", "websockets", "xxhash",
+    "rich", "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine",
+    "transformers", "vllm", "websockets", "xxhash",
 )  # fmt: skip
 
 
