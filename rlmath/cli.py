@@ -130,10 +130,10 @@ _GROUPS = {
 _RUNS = (*_WITH_A_CONFIG, "sample")
 # Imported packages of the extras cpu and cuda; tests/unit/test_dependencies.py.
 _PACKAGES = (
-    "datasets", "fsspec", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron",
-    "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
-    "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
-    "vllm", "xxhash",
+    "datasets", "fsspec", "httpx", "huggingface_hub", "hydra", "latex2mathml", "matplotlib",
+    "megatron", "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray",
+    "rich", "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine",
+    "transformers", "vllm", "websockets", "xxhash",
 )  # fmt: skip
 
 

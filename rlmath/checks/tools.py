@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.environments import ENVIRONMENTS, PYTHON, TOOLS
 from rlmath.config.rollout import ToolFormat, has_turns
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, RolloutConfig
 from rlmath.environments.chosen import Chosen
 from rlmath.errors import ConfigError
+from rlmath.rewards.base import RewardSettingError
+from rlmath.rewards.sandbox import get_provider
 
 
 def tool_problems(config: Config) -> Iterator[str]:
@@ -18,6 +20,7 @@ def tool_problems(config: Config) -> Iterator[str]:
     rollout, gives_reward = config.rollout, False
     if rollout.python_session and has_turns(rollout) and PYTHON not in rollout.tools:
         yield "rollout.python_session=true: python is not in rollout.tools; add it there"
+    yield from _python_problems(rollout)
     problems = [one for name in rollout.tools for one in _problems(name)]
     yield from problems
     yield from _without_template(config)
@@ -41,10 +44,22 @@ def tool_problems(config: Config) -> Iterator[str]:
         yield f"reward.items: environment is the reward of rollout.environment, {why}"
 
 
+def _python_problems(rollout: RolloutConfig) -> Iterator[str]:
+    """A provider that cannot be made, or keeps no names; the local one is made by the run."""
+    name = rollout.python_provider
+    if PYTHON not in rollout.tools or name == "local":
+        return
+    if rollout.python_session:
+        yield f"rollout.python_session=true: python_provider={name} keeps no names; use local"
+    try:
+        get_provider(name, **rollout.python_provider_settings).close()
+    except RewardSettingError as error:
+        yield f"rollout.python_provider={name}: {error}"
+
+
 def _without_template(config: Config) -> Iterator[str]:
     """Prompts that are no chats, while calls are."""
-    chosen = config.rollout.tool_format
-    if not has_turns(config.rollout) or chosen is ToolFormat.fenced:
+    if not has_turns(config.rollout) or config.rollout.tool_format is ToolFormat.fenced:
         return
     keys = ["data"] if config.data.apply_chat_template is False else []
     keys += [
@@ -54,7 +69,7 @@ def _without_template(config: Config) -> Iterator[str]:
     ]
     for key in dict.fromkeys(keys):
         yield (
-            f"{key}.apply_chat_template=false: rollout.tool_format={chosen.value} is the chat "
+            f"{key}.apply_chat_template=false: rollout.tool_format=chat is the chat "
             "template's; apply it, or use rollout.tool_format=fenced"
         )
 

@@ -10,9 +10,11 @@ is registered with options is made with them, any other without arguments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from rlmath.errors import ConfigError
 from rlmath.plugins import NoTraits, Registry
 from rlmath.utils.setting import Options
 
@@ -20,9 +22,47 @@ from rlmath.utils.setting import Options
 PYTHON = "python"
 
 TOOLS: Registry[Callable[..., Any], NoTraits] = Registry("rollout.tools", NoTraits, plain=True)
-ENVIRONMENTS: Registry[Callable[..., Any], NoTraits] = Registry(
-    "rollout.environment", NoTraits, plain=True
+
+
+@dataclass(frozen=True)
+class EnvironmentTraits:
+    """What an environment declares about itself.
+
+    Attributes:
+        code_options: Options that name a user's code, whose source files are hashed.
+    """
+
+    code_options: tuple[str, ...] = ()
+
+
+ENVIRONMENTS: Registry[Callable[..., Any], EnvironmentTraits] = Registry(
+    "rollout.environment", EnvironmentTraits, plain=True
 )
+
+# Packages whose environments cannot be used, and why.
+_REFUSED = {
+    "verifiers": (
+        "verifiers runs the episode itself and samples through a server, whose client encodes the "
+        "history again where it cannot extend the tokens; so the tokens that are trained on would "
+        "not be those that were sampled. Write its task as a class with reset and step "
+        "(docs/tools.md), which may call the task's rewards"
+    )
+}
+
+
+def refuse(name: str, packages: Iterable[str]) -> None:
+    """Refuse an environment that is made of a package which cannot be used.
+
+    Args:
+        name: The environment's.
+        packages: It is of these, or its bases are.
+
+    Raises:
+        ConfigError: One of them cannot be used; the message says why.
+    """
+    for package in packages:
+        if (why := _REFUSED.get(package)) is not None:
+            raise ConfigError(f"rollout.environment={name}: {why}")
 
 
 def maker_of(name: str, given: Mapping[str, Any]) -> Callable[[], Any]:
@@ -32,7 +72,8 @@ def maker_of(name: str, given: Mapping[str, Any]) -> Callable[[], Any]:
         given: Its options, as in YAML.
 
     Raises:
-        PluginError: There is no such name.
+        ConfigError: There is none of that name, or it cannot be used.
     """
     make, options = ENVIRONMENTS.get(name), ENVIRONMENTS.options(name)
+    refuse(name, (base.__module__.partition(".")[0] for base in getattr(make, "__mro__", ())))
     return make if options is Options else functools.partial(make, options.of(given))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlmath.config.environments import ENVIRONMENTS, refuse
 from rlmath.config.options import SECTIONS
 from rlmath.config.schema import Config
 from rlmath.config.settings import value_of
@@ -19,6 +20,8 @@ def import_plugins(config: Config) -> None:
     """Import what the settings name, in this process and in those that it starts, and note the
     hashes of the source files. Raises ConfigError: something is not there or cannot be imported, or
     its source has another hash than the settings say."""
+    if (name := config.rollout.environment) is not None:
+        refuse(name, [split(name)[0].partition(".")[0]])
     problems: list[str] = []
     for key, place in dict.fromkeys(_everywhere(config)):
         try:
@@ -41,7 +44,9 @@ def import_plugins(config: Config) -> None:
 
 def found_hashes(config: Config) -> dict[str, str]:
     """The hash of each source file that the settings name, by name."""
-    places = dict.fromkeys([*(place for _, place in _everywhere(config)), *_of_rewards(config)])
+    places = dict.fromkeys(
+        [*(place for _, place in _everywhere(config)), *_of_rewards(config), *option_places(config)]
+    )
     return {name: value for place in places for name, value in hashes(place).items()}
 
 
@@ -67,6 +72,15 @@ def _of_rewards(config: Config) -> Iterator[str]:
         if is_path(item.name) and not item.name.startswith(("http://", "https://")):
             place, attribute = split(item.name)
             yield place if attribute or is_file(place) else place.rpartition(".")[0]
+
+
+def option_places(config: Config) -> Iterator[str]:
+    """Places that the options of the environment name, which the driver alone imports."""
+    name, given = config.rollout.environment, config.rollout.environment_options
+    for option in () if name is None else ENVIRONMENTS.traits(name).code_options:
+        place, attribute = split(str(given.get(option, "")))
+        if attribute:
+            yield place
 
 
 def _top(name: str) -> str:

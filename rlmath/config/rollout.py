@@ -11,7 +11,7 @@ from rlmath.utils.setting import NotWith, OnlyWith, setting
 RolloutSchedule = StrEnum(
     "RolloutSchedule", ["synchronous", "carry_over", "pipelined", "continuous"]
 )
-ToolFormat = StrEnum("ToolFormat", ["fenced", "chat", "hermes", "llama3_json"])
+ToolFormat = StrEnum("ToolFormat", ["fenced", "chat"])
 KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
 Quantization = StrEnum("Quantization", ["none", "fp8"])
 KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
@@ -63,9 +63,15 @@ class RolloutConfig:
     tool_format: ToolFormat = setting(
         ToolFormat.fenced,
         "How the model calls tools. fenced: in fenced blocks of plain text; chat: as its chat "
-        "template shows, which then lists the tools in the prompt; hermes, llama3_json: in a chat "
-        "whose template shows no calls, as JSON in <tool_call> or as JSON alone.",
+        "template shows, which then lists the tools in the prompt.",
         only_with=_TOOLS,
+    )
+    tool_parser: str | None = setting(
+        None,
+        "How calls stand in a chat; null: as the template shows, in one of the first two. hermes: "
+        "as JSON in <tool_call>; llama3_json: as JSON alone; or one of vLLM's parsers, as vllm "
+        "serve --tool-call-parser takes it, such as qwen3_coder.",
+        only_with=OnlyWith("tool_format", (ToolFormat.chat,)),
     )
     python_session: bool = setting(
         False,
@@ -73,6 +79,13 @@ class RolloutConfig:
         "new program.",
         only_with=_TOOLS,
     )
+    python_provider: str = setting(
+        "local",
+        "Where Python calls run: local (sandboxes of the driver's machine), piston, e2b, morph, or "
+        "package.module:Class, as for code rewards.",
+        only_with=_TOOLS,
+    )
+    python_provider_settings: dict[str, Any] = setting(dict, "Settings of python_provider.")
     max_turns: int = setting(
         8,
         "Maximum turns of the model in a response; one whose last turn still calls a tool is "

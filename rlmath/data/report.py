@@ -59,7 +59,8 @@ class LoadReport:
             )
         if self.restored:
             parts.append(
-                f"{self.restored:,} with control characters where LaTeX commands were meant, restored"
+                f"{self.restored:,} with control characters where LaTeX commands were meant, "
+                "restored"
             )
         if self.golds is not None:
             parts.append(f"answers: {self.golds.describe()}")

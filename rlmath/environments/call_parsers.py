@@ -1,7 +1,8 @@
 """Calls of tools in the text of a turn.
 
-vLLM has parsers for some forty formats, but only ``rlmath/engines`` may import it, and its parsers
-want a server's requests; the two formats here are those of most open models.
+The two formats here are those of most open models. vLLM's parsers of them take a call that they
+cannot read, such as JSON with a line's end in a text, for the answer, where the model is to read an
+error here. For other formats ``rollout.tool_parser`` names one of vLLM's.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlmath.environments.base import ToolCall
 from rlmath.errors import ConfigError
@@ -71,7 +72,8 @@ def arguments_in(found: Any) -> dict[str, Any]:
     return found
 
 
-PARSERS: dict[str, Callable[[str], Sequence[ToolCall] | None]] = {
+Parser: TypeAlias = Callable[[str], Sequence[ToolCall] | None]
+PARSERS: dict[str, Parser] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
 }
@@ -85,6 +87,7 @@ def parser_of(template: str) -> str:
     if '"parameters": ' in template and "ipython" in template:
         return "llama3_json"
     raise ConfigError(
-        "the chat template shows no known format of calls; name it (hermes or llama3_json) and "
-        "describe the tools in the prompt, or use the fenced format"
+        "the chat template shows no known format of calls; name it as rollout.tool_parser "
+        "(hermes or llama3_json, for which the prompt describes the tools if the template lists "
+        "none, or one of vLLM's), or use the fenced format"
     )

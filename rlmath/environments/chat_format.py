@@ -8,11 +8,11 @@ model said is rendered.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
-from rlmath.environments.call_parsers import PARSERS, parser_of
+from rlmath.environments.call_parsers import PARSERS, Parser, parser_of
 from rlmath.errors import ConfigError
 from rlmath.model.chat import clock, render_chat
 
@@ -37,8 +37,8 @@ class ChatFormat(TurnFormat):
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
             left out.
         replies: The environment replies to turns without calls, as the user.
-        parser: ``hermes`` (Qwen and others: JSON in ``<tool_call>``), ``llama3_json``, or ``auto``:
-            the one whose marks are in the template.
+        parser: ``hermes`` (Qwen and others: JSON in ``<tool_call>``), ``llama3_json``, ``auto``:
+            the one whose marks are in the template; or a function.
         template_date: Today as YYYY-MM-DD for templates that show it; ``None``: the machine's date.
         options: Further variables of the template, such as ``enable_thinking``.
 
@@ -57,7 +57,7 @@ class ChatFormat(TurnFormat):
         max_observation_tokens: int,
         *,
         replies: bool = False,
-        parser: str = "auto",
+        parser: str | Parser = "auto",
         template_date: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -71,14 +71,15 @@ class ChatFormat(TurnFormat):
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added if token.special]
         self._clock, self._options = clock(template_date), dict(options or {})
-        self._parse: Callable[[str], Sequence[ToolCall] | None] = lambda text: None
+        self._parse: Parser = lambda text: None
         if tools:
-            self._parse = PARSERS[parser_of(template) if parser == "auto" else parser]
+            name = parser_of(template) if parser == "auto" else parser
+            self._parse = PARSERS[name] if isinstance(name, str) else name
         self._name = str(tools[0]["function"]["name"]) if tools else ""
         # Who may write after a turn.
         self._roles = ["tool"] * bool(tools) + ["user"] * replies
         self.template = self._check_template(template)
-        if tools and parser == "auto":
+        if tools and parser not in PARSERS:
             self._check_parser()
         # The template may shorten or quote a text, so its surroundings are found by comparison.
         self._around: dict[str, tuple[int, int]] = {}
@@ -182,7 +183,7 @@ class ChatFormat(TurnFormat):
     def _check_parser(self) -> None:
         """Refuse a template whose calls the parser does not read, such as XML."""
         question, turn = self._history("tool", "")
-        turn["tool_calls"][0]["function"]["arguments"] = {"x": "1"}
+        turn["tool_calls"][0]["function"]["arguments"] = {"x": "a"}
         said, begun = self.render([question, turn], prompt=False), self.render([question])
         if not said.startswith(begun):  # The prompt begins thoughts.
             begun = self.render([question], prompt=False)
@@ -193,10 +194,10 @@ class ChatFormat(TurnFormat):
             found = self.calls(said)
         except ValueError:
             found = None
-        if found != [ToolCall(self._name, {"x": "1"})]:
+        if found != [ToolCall(self._name, {"x": "a"})]:
             raise ConfigError(
-                f"the chat template shows a call as {said!r:.200}, and known are JSON in "
-                "<tool_call> and JSON alone; use the fenced format"
+                f"the chat template shows a call as {said!r:.200}, which the parser does not read; "
+                "name vLLM's for it as rollout.tool_parser, or use the fenced format"
             )
 
     def _difference(self, template: str) -> str | None:

@@ -9,7 +9,8 @@ from rlmath.config.environments import PYTHON, TOOLS, maker_of
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data.prompts import EnvironmentTokenizer
-from rlmath.environments.base import Environment, TurnFormat
+from rlmath.environments.base import Environment, ToolCall, TurnFormat
+from rlmath.environments.call_parsers import PARSERS, Parser, arguments_in
 from rlmath.environments.chat_format import ChatFormat
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.fenced import Fenced
@@ -77,10 +78,10 @@ class Chosen:
         Raises:
             ConfigError: The model's chat template cannot be used for it.
         """
-        rollout, data, chosen = self._rollout, config.data, self._rollout.tool_format
-        if chosen is ToolFormat.fenced:
+        rollout, data = self._rollout, config.data
+        if rollout.tool_format is ToolFormat.fenced:
             return Fenced(tokenizer, self.schemas, rollout.max_observation_tokens)
-        setting, fenced = f"rollout.tool_format={chosen.value}", "use rollout.tool_format=fenced"
+        setting, fenced = "rollout.tool_format=chat", "use rollout.tool_format=fenced"
         if not data.apply_chat_template or not isinstance(tokenizer.chat_template, str):
             raise ConfigError(f"{setting}: needs data.apply_chat_template=true; or {fenced}")
         if not is_instruct(config.model.path):
@@ -95,12 +96,22 @@ class Chosen:
                 self.schemas,
                 rollout.max_observation_tokens,
                 replies=self.replies,
-                parser="auto" if chosen is ToolFormat.chat else chosen.value,
+                parser=self._parser(tokenizer),
                 template_date=data.template_date,
                 options=data.template_options,
             )
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from error
+
+    def _parser(self, tokenizer: Any) -> str | Parser:
+        """The parser of calls in a chat."""
+        name = self._rollout.tool_parser
+        if name is None or name in PARSERS:
+            return name or "auto"
+        from rlmath.engines.tool_parsers import vllm_tool_parser
+
+        parse = vllm_tool_parser(name, tokenizer, self.schemas)
+        return lambda text: [ToolCall(called, arguments_in(a)) for called, a in parse(text)] or None
 
     def environment(self, turn_format: TurnFormat, python: Callable[[], Tool]) -> Environment:
         """The environment.

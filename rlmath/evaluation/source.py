@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks.inputs import contents, reward_files
+from rlmath.config.plugins import option_places
 from rlmath.config.schema import Config
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
@@ -70,13 +71,15 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
     names = (
-        *("tools", "environment", "environment_options", "tool_format", "python_session"),
-        *("max_turns", "max_calls", "call_timeout_s", "tools_timeout_s"),
+        *("tools", "environment", "environment_options", "tool_format", "tool_parser"),
+        *("python_provider", "python_provider_settings"),
+        *("python_session", "max_turns", "max_calls", "call_timeout_s", "tools_timeout_s"),
         "max_observation_tokens",
     )
     named = [*config.rollout.tools, config.rollout.environment or ""]
     # An environment that is registered with options may be of any plug-in.
-    places = dict.fromkeys([*config.plugins, *(at for at, name in map(split, named) if name)])
+    chosen = (at for at, name in map(split, named) if name)
+    places = dict.fromkeys([*config.plugins, *chosen, *option_places(config)])
     found = {name: digest for place in places for name, digest in hashes(place).items()}
     return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 

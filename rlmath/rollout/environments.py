@@ -10,8 +10,7 @@ from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data import load_tokenizer
 from rlmath.environments.chosen import Chosen, output_bytes
 from rlmath.environments.python_tool import PythonTool
-from rlmath.rewards.sandbox import Limits
-from rlmath.rewards.sandbox.local import LocalProvider
+from rlmath.rewards.sandbox import Limits, get_provider
 from rlmath.rollout.episodes import EpisodeLimits, Episodes
 
 
@@ -36,8 +35,9 @@ def episodes_of(config: Config) -> Episodes | None:
 def _python(rollout: RolloutConfig, parallel: int) -> PythonTool:
     seconds = rollout.call_timeout_s
     limits = Limits(cpu_s=math.ceil(seconds), wall_s=seconds)
+    given = {"max_parallel": parallel} if rollout.python_provider == "local" else {}
     return PythonTool(
-        LocalProvider(parallel),
+        get_provider(rollout.python_provider, **(given | rollout.python_provider_settings)),
         limits,
         output_bytes=output_bytes(rollout),
         session=rollout.python_session,

@@ -160,7 +160,10 @@ class Episodes:
                 self._done.put((asked, asked.outcome))
             return
         assert request.problem is not None
-        asked = _Asked(request, self._stays.setdefault(key, _Stay(request.problem)))
+        # In a resumed run, the seconds of the calls before it count.
+        spent_s = sum(seconds for _, _, seconds in request.begun.calls)
+        stay = self._stays.setdefault(key, _Stay(request.problem, spent_s=spent_s))
+        asked = _Asked(request, stay)
         self._waiting[key] = asked
         self._threads.submit(self._answer, asked)
 

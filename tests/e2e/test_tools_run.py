@@ -110,7 +110,11 @@ def test_an_environment_in_a_chat_is_trained_on_with_its_reward(material, tmp_pa
         "train",
         *quickstart_settings(material, run_dir),
         *("rollout.environment=tests/e2e/guess_environment.py:Guess", "rollout.max_turns=3"),
-        *("rollout.tool_format=hermes", "rollout.max_response_tokens=200"),
+        *(
+            "rollout.tool_format=chat",
+            "rollout.tool_parser=hermes",
+            "rollout.max_response_tokens=200",
+        ),
         *("data.apply_chat_template=true", "data.max_prompt_tokens=100"),
         *("reward.items=[{name: environment}, {name: math, weight: 0}]", "eval.tools=false"),
         "eval.every=1",

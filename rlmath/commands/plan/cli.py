@@ -21,6 +21,7 @@ from rlmath.commands.plan.request import CALL_S, PlanRequest, check_settings, ov
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count, positive, share
 from rlmath.config.fp8_training import fp8_of
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import Config, Device, Layers
 from rlmath.errors import ConfigError, UserError
 from rlmath.model.fp8_training import capability_problem
@@ -40,6 +41,7 @@ SETTINGS = (
     "rollout.quantization",
     "rollout.kv_cache_dtype",
     "rollout.tools",
+    "rollout.environment",
     "rollout.parallel_calls",
     "algorithm.prompts_per_step",
     "algorithm.group_size",
@@ -90,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="mean response (default: half of the longest)",
     )
-    add("--calls", type=positive, metavar="N", help="mean calls of rollout.tools (default: 1)")
+    add("--calls", type=positive, metavar="N", help="mean calls of a response (default: 1)")
     add(
         "--call-s",
         type=positive,
@@ -163,9 +165,12 @@ def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
         raise ConfigError.of(problems)
     shares = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
     efficiency = Efficiency(**{name: value for name, value in shares.items() if value})
-    has_tools = bool(config.rollout.tools)
+    has_tools = has_turns(config.rollout)
     if not has_tools and (arguments.calls or arguments.call_s):
-        raise UserError("--calls, --call-s: no tools are given; add rollout.tools=[python]")
+        raise UserError(
+            "--calls, --call-s: no tools are given; add rollout.tools=[python] or "
+            "rollout.environment=my_module:MyEnv"
+        )
     calls = (arguments.calls or 1.0) if has_tools else 0.0
     call_s = arguments.call_s or CALL_S
     return PlanRequest(path, spec, gpu, given, mean, efficiency, calls, call_s)

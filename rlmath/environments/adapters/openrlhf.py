@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.config.environments import ENVIRONMENTS
+from rlmath.config.environments import ENVIRONMENTS, EnvironmentTraits
 from rlmath.environments.adapters.opening import added_text, problem_in
 from rlmath.errors import ConfigError
 from rlmath.plugins.loading import attribute_of, load
@@ -21,7 +21,7 @@ class OpenRLHFOptions(Options):
     label_key: str = setting("answer", "Field of the row with the label.")
 
 
-@ENVIRONMENTS.register("openrlhf", OpenRLHFOptions)
+@ENVIRONMENTS.register("openrlhf", OpenRLHFOptions, EnvironmentTraits(("agent",)))
 class OpenRLHFAgent:
     """An agent; feedback is a message to the model, so it needs no chat markers."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlmath.cli import main
-from rlmath.commands.watch import POLL_S
+from rlmath.commands.watch import POLL_S, in_progress, lines_after
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
 from rlmath.monitor.run_folder import RunFolder

@@ -1,12 +1,21 @@
 """Environments of other packages, played as a run plays them; the packages are installed for the
 test where they can be."""
 
+import contextlib
+import json
+import os
+import socket
 import subprocess
 import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from rlmath.commands.plugin_test.rows import check_data_source
+from rlmath.config.environments import maker_of
+from rlmath.config.load import load
 from rlmath.environments.adapters.opening import added_text
 from rlmath.environments.base import End, InfrastructureError
 from rlmath.environments.classes import ClassEnvironment, UserClass
@@ -102,6 +111,196 @@ def test_text_is_added_to_a_problem_and_never_changed():
     assert added_text("1+1?", "1+1?") is None and added_text("1+1?", "1+1?\n\nNow.") == "Now."
     with pytest.raises(ValueError, match="may add text only"):
         added_text("1+1?", "Solve 1+1?")
+
+
+def openenv(url, **options):
+    from rlmath.environments.adapters.openenv import OpenEnv, OpenEnvOptions
+
+    return lambda: OpenEnv(OpenEnvOptions(url=url, reset_keys="answer", **options))
+
+
+OPENENV = """
+import sys, uvicorn
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+class Guess(Action):
+    number: int
+
+class Seen(Observation):
+    said: str
+
+class Game(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, answer=None, **kwargs):
+        self.answer = answer
+        return Seen(said="Guess a number.", reward=0.0)
+
+    def step(self, action, **kwargs):
+        if action.number == 13:
+            raise RuntimeError("broken")
+        right = action.number == self.answer
+        return Seen(said="right" if right else "wrong", done=right, reward=float(right))
+
+    @property
+    def state(self):
+        return State()
+
+app = create_fastapi_app(Game, Guess, Seen, max_concurrent_envs=4)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+"""
+
+
+@contextlib.contextmanager
+def serving(folder, program, *packages):
+    """Runs a program with packages that it alone has; yields its address."""
+    for more in packages:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", folder / "packages"]
+        done = subprocess.run([*command, *more], capture_output=True, timeout=300)
+        if done.returncode:
+            pytest.skip(f"pip: {done.stderr.decode()[-200:]}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-c", program, str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "packages")}
+    with subprocess.Popen(command, env=environment, cwd=folder) as server:
+        try:
+            until = time.monotonic() + 120
+            while time.monotonic() < until:
+                assert server.poll() is None
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+@pytest.mark.long
+def test_a_server_of_openenv(words, tmp_path):
+    packages = ["fastmcp>=3,<4"], ["--no-deps", "openenv==0.10.0"]
+    with serving(tmp_path, OPENENV, *packages) as url:
+        row = {"prompt": "Play.", "answer": 5}
+        turns = ("<think>{?</think>I say {'number'}", 'So: {"number": "x"}', '{"number": 4}')
+        said, replies = play(openenv(url), row, *turns, '```json\n{"number": 5}\n```')
+        assert said == '{"said": "Guess a number."}' and replies[2] == '{"said": "wrong"}'
+        assert "not a valid JSON object" in replies[0] and "number: " in replies[1]
+        assert replies[3] == 1.0
+        one = openenv(url, action_key="number", observation_key="said")
+        # Each sample has its own environment.
+        for answer, reward in ((7, 1.0), (8, "wrong")):
+            assert play(one, row | {"answer": answer}, "7") == ("Guess a number.", [reward])
+        with pytest.raises(InfrastructureError, match=r"broken \(EXECUTION_ERROR"):
+            play(one, row, "13")
+        with pytest.raises(ConfigError, match=r"observation has no 'text'.* said"):
+            play(openenv(url, observation_key="text"), row)
+
+
+def test_an_address_and_fields_of_openenv():
+    with pytest.raises(ConfigError, match="give the server's address"):
+        UserClass("environment", openenv("127.0.0.1:8000"), CallLimits(60.0, 1000))
+    with pytest.raises(ConfigError, match="the row has no answer"):
+        play(openenv("http://127.0.0.1:1"), {"prompt": "Play."})
+    with pytest.raises(ConfigError, match="ConnectionRefusedError in reset"):
+        play(openenv("http://127.0.0.1:1"), {"prompt": "Play.", "answer": 5})
+
+
+NEMO_GYM = """
+import sys, uvicorn
+from unittest.mock import MagicMock
+from nemo_gym.server_utils import ServerClient
+from resources_servers.mcqa.app import MCQAResourcesServer, MCQAResourcesServerConfig
+
+port = int(sys.argv[1])
+config = MCQAResourcesServerConfig(host="127.0.0.1", port=port, entrypoint="app.py", name="mcqa")
+server = MCQAResourcesServer(config=config, server_client=MagicMock(spec=ServerClient))
+uvicorn.run(server.setup_webserver(), host="127.0.0.1", port=port, log_level="warning")
+"""
+
+
+@pytest.mark.long
+def test_a_resources_server_of_nemo_gym(words, tmp_path):
+    """The package needs a newer Python by its own account; this server of it does not."""
+    from rlmath.environments.adapters.nemo_gym import NeMoGym, NeMoGymOptions
+
+    needed = ["distro", "devtools", "itsdangerous", "jiter", "openai==2.44.0", "orjson", "pydot"]
+    nemo_gym = ["--ignore-requires-python", "nemo-gym==0.7.0", "scipy", "wandb", "yappi", *needed]
+    with serving(tmp_path, NEMO_GYM, ["--no-deps", *nemo_gym]) as url:
+        file = tmp_path / "packages/resources_servers/mcqa/data/example.jsonl"
+        row = json.loads(file.read_text().splitlines()[0])
+        row["prompt"] = row["responses_create_params"]["input"][0]["content"]
+        for answer, reward in ((row["expected_answer"], 1.0), ("?", 0.0)):
+            found = play(lambda: NeMoGym(NeMoGymOptions(url=url)), row, f"\\boxed{{{answer}}}")
+            assert found == (None, [reward])
+
+
+class ResourcesServer(BaseHTTPRequestHandler):
+    """Grades as those of NeMo-Gym."""
+
+    def do_POST(self):
+        row = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, reply = 200, {}
+        if self.path == "/verify":
+            assert "session=7" in self.headers["Cookie"]
+            (message,) = row["response"]["output"]
+            text = message["content"][0]["text"]
+            reply = {"reward": float(row["expected_answer"] in text), "mask_sample": text == "?"}
+            status = 500 if text == "!" else 200
+        self.send_response(status)
+        if self.path == "/seed_session":
+            self.send_header("Set-Cookie", "session=7")
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *arguments):
+        pass
+
+
+def test_tasks_of_nemo_gym(words):
+    from rlmath.environments.adapters.nemo_gym import NeMoGym, NeMoGymOptions
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), ResourcesServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        options = NeMoGymOptions(url=f"http://127.0.0.1:{server.server_port}")
+        row = {"prompt": "2+3?", "expected_answer": "5", "responses_create_params": {}}
+
+        def one(text, row=row):
+            return play(lambda: NeMoGym(options), row, text)
+
+        assert one("It is 5.") == (None, [1.0]) and one("It is 6.") == (None, [0.0])
+        with pytest.raises(InfrastructureError, match="could not grade"):
+            one("?")
+        with pytest.raises(InfrastructureError, match="verify: 500"):
+            one("!")
+        with pytest.raises(ConfigError, match="the row lists tools"):
+            one("5", row | {"responses_create_params": {"tools": [{"name": "f"}]}})
+        with pytest.raises(ConfigError, match="no responses_create_params"):
+            one("5", {"prompt": "2+3?"})
+        server.shutdown()
+    with pytest.raises(ConfigError, match="give the resources server's address"):
+        play(lambda: NeMoGym(NeMoGymOptions()), row, "")
+
+
+def test_an_environment_of_verifiers_is_refused(monkeypatch):
+    base = type("Env", (), {"__module__": "verifiers.v1.env"})
+    mine = type("Mine", (base,), {"__module__": "mine"})
+    monkeypatch.setattr(sys.modules[__name__], "Mine", mine, raising=False)
+    reason = "verifiers runs the episode itself"
+    with pytest.raises(ConfigError, match=reason):
+        maker_of(f"{__name__}:Mine", {})
+    for name in ("verifiers", "verifiers.v1:SingleAgentEnv"):
+        with pytest.raises(ConfigError, match=reason):
+            load(["model.path=m", "runner.run_dir=r", f"rollout.environment={name}"])
+
+
+@pytest.mark.long
+def test_why_verifiers_is_refused(tmp_path, install):
+    install("verifiers==0.4.0")
+    package = tmp_path / "verifiers" / "v1"
+    assert "async def run(self, task: Task, agents: Agents)" in (package / "env.py").read_text()
+    client = (package / "clients" / "train.py").read_text()
+    assert "if prompt_ids is None:" in client and "renderer.render(" in client
 
 
 @pytest.mark.long

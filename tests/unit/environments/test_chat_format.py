@@ -10,6 +10,7 @@ import pytest
 from rlmath.environments.base import ToolCall, ToolResult
 from rlmath.environments.call_parsers import hermes, llama3_json, parser_of
 from rlmath.environments.chat_format import ChatFormat
+from rlmath.environments.fenced import Fenced
 from rlmath.errors import ConfigError
 from rlmath.model.chat import read_chat_template
 from rlmath.model.tiny_tokenizer import build_tokenizer
@@ -177,8 +178,13 @@ def test_the_suffix_continues_the_templates_own_text(tokenizer, name, thinking):
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_trajectory_is_its_templates_chat_token_by_token(tokenizer, name, thinking):
     """The prompt's tokens, then turns of the model and suffixes, each encoded alone."""
-    parser = {} if name in TEMPLATES else {"parser": "llama3_json" if "3" in name else "hermes"}
-    template = (TEMPLATES | WITHOUT_TOOLS)[name]
+    check_trajectory(tokenizer, name, (TEMPLATES | WITHOUT_TOOLS)[name], thinking)
+
+
+def check_trajectory(tokenizer, name, template, thinking):
+    parser = {}
+    if name in WITHOUT_TOOLS:
+        parser = {"parser": "llama3_json" if "3" in name else "hermes"}
     made = chat(tokenizer, template, options={"enable_thinking": thinking}, **parser)
     thoughts = "Aha." if thinking and "qwen3" in name and "2507" not in name else ""
     empty = "<think>\n\n</think>\n\n" if "qwen3" in name and "2507" not in name else ""
@@ -354,7 +360,7 @@ def test_parsers_of_templates():
     }
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama3"])
+@pytest.fixture(scope="module", params=["qwen3", "llama3", "gemma3"])
 def published(request, tmp_path_factory):
     """A published tokenizer with its template."""
     from transformers import AutoTokenizer
@@ -376,20 +382,34 @@ def published(request, tmp_path_factory):
 @pytest.mark.long
 def test_published_tokenizers(published):
     tokenizer, name = published
+    base = Fenced(tokenizer, [SCHEMA], 1000).suffix("```python\n1\n```", [result("é\n\n 42\n")])
+    assert text_of(tokenizer, base) == "\n```output\né\n\n 42\n```\n"
+    assert text_of(tokenizer, base, slice(*base.observation)) == "é\n\n 42"
+    if name == "gemma3":
+        with pytest.raises(ConfigError, match="refuses calls of tools: Conversation roles must"):
+            chat(tokenizer, tokenizer.chat_template, parser="hermes")
+        made = ChatFormat(tokenizer, tokenizer.chat_template, [], 100, replies=True)
+        suffix = made.reply("", "Higher.")
+        history = [HISTORY[0], {"role": "assistant", "content": "I guess 3."}]
+        whole = encoded(tokenizer, made.render([*history, {"role": "user", "content": "Higher."}]))
+        assert tuple(whole[-len(suffix.token_ids) :]) == suffix.token_ids
+        return
     # The package of Llama 3 has a template without tools.
-    own = {"own": tokenizer.chat_template} if name == "qwen3" else {}
+    own = {"qwen3 own": tokenizer.chat_template} if name == "qwen3" else {}
     templates = {
         key: text
-        for key, text in {**TEMPLATES, **own}.items()
+        for key, text in {**TEMPLATES, **WITHOUT_TOOLS, **own}.items()
         if ("llama" in key) == (name == "llama3")
     }
-    assert templates
+    assert len(templates) > 1
     for key, template in templates.items():
+        for thinking in (True, False):
+            check_trajectory(tokenizer, key, template, thinking)
         made = chat(tokenizer, template, parser="hermes" if name == "qwen3" else "llama3_json")
         for text in ("1024", "[1, 2]", "x = 3\n", "é 😀", "a\n\nb", "Traceback:\n  1 / 0\n"):
             suffix = made.suffix("", [result(text)])
             tool = {"role": "tool", "name": "python", "content": text.rstrip("\n")}
-            whole = tokenizer(made.render([*HISTORY, tool]), add_special_tokens=False)["input_ids"]
+            whole = encoded(tokenizer, made.render([*HISTORY, tool]))
             assert whole[-len(suffix.token_ids) :] == list(suffix.token_ids), (key, text)
             first, last = suffix.observation
             assert 0 < first <= last < len(suffix.token_ids)

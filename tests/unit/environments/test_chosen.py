@@ -128,14 +128,18 @@ def test_prompts_of_a_chat_list_the_tools(file):
     tokenizer.chat_template = (
         "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}" + tokenizer.chat_template
     )
-    given = ["rollout.tool_format=hermes", "data.apply_chat_template=true"]
+    given = [
+        "rollout.tool_format=chat",
+        "rollout.tool_parser=hermes",
+        "data.apply_chat_template=true",
+    ]
     config = config_of(f"{file}:search", more=[*given, f"rollout.environment={file}:Game"])
     made = PromptRenderer(config.data, prompt_tokenizer(config, tokenizer))
     assert made.render("1+1?", {}) == "search move <|user|>1+1?<|assistant|>"
     # Not without them, nor in fenced blocks.
-    plain = config_of(more=given[1:])
+    plain = config_of(more=given[2:])
     assert prompt_tokenizer(plain, tokenizer) is tokenizer
-    fenced = config_of("python", more=given[1:])
+    fenced = config_of("python", more=given[2:])
     made = PromptRenderer(fenced.data, prompt_tokenizer(fenced, tokenizer))
     assert made.render("1+1?", {}) == "<|user|>1+1?<|assistant|>"
 

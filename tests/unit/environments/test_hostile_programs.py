@@ -1,5 +1,6 @@
 """No program leaves the Python tool's sandboxes, blocks them, or changes what they report."""
 
+import contextlib
 import json
 import os
 import socket
@@ -26,12 +27,16 @@ pytestmark = pytest.mark.process
 LIMITS = Limits(cpu_s=1, wall_s=0.6, memory_mib=128, file_size_mib=8, output_kib=512, processes=12)
 
 
-@pytest.fixture(scope="module")
-def tool():
+def make():
     provider = LocalProvider()
     if provider.level != "namespace":
         pytest.skip("warm sandboxes need namespaces")
-    made = PythonTool(provider, LIMITS, ahead=3, most=6, preload=(), output_bytes=2048)
+    return PythonTool(provider, LIMITS, ahead=3, most=6, preload=(), output_bytes=2048)
+
+
+@pytest.fixture(scope="module")
+def tool():
+    made = make()
     yield made
     made.close()
     assert not [pid for pid in process_tree(os.getpid()) if "cells.py" in _command(pid)]
@@ -60,12 +65,19 @@ def victims():
         assert file.read_text() == "secret"
 
 
-def calls_per_second(tool, count=40):
+def calls_per_second(tool, count):
     tool.run("1")
     begun = time.monotonic()
     for _ in range(count):
         assert tool.run("1").text == "1\n"
     return count / (time.monotonic() - begun)
+
+
+def rate_beside_a_new_pool(tool, count):
+    """How many times a new pool's rate, measured in turns: others may use this machine."""
+    with contextlib.closing(make()) as new:
+        pairs = [(calls_per_second(tool, count), calls_per_second(new, count)) for _ in range(5)]
+    return statistics.median(own / other for own, other in pairs)
 
 
 def attack(tool, count, seed, victims, in_parallel):
@@ -106,12 +118,10 @@ def settled_processes(tool):
 
 
 def test_no_attempt_succeeds(tool, victims):
-    before = statistics.median(calls_per_second(tool) for _ in range(3))
     assert attack(tool, len(ATTEMPTS) + 10, 1, victims, in_parallel=3) == []
     found, most = settled_processes(tool)
     assert found <= most
-    after = statistics.median(calls_per_second(tool) for _ in range(3))
-    assert after > before / 3, "others use this machine meanwhile; a leak costs far more"
+    assert rate_beside_a_new_pool(tool, 20) > 0.5
 
 
 OTHER_USER, SYSTEM_PYTHON = 54321, "/usr/bin/python3"
@@ -157,12 +167,10 @@ def test_no_attempt_succeeds_without_root(victims):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2, 7))
 def test_no_attempt_succeeds_in_thousands(tool, victims, seed):
-    before = statistics.median(calls_per_second(tool, 200) for _ in range(3))
     assert attack(tool, 4000, seed, victims, in_parallel=4) == []
     found, most = settled_processes(tool)
     assert found <= most
-    after = statistics.median(calls_per_second(tool, 200) for _ in range(3))
-    assert after > before / 2
+    assert rate_beside_a_new_pool(tool, 200) > 0.8
 
 
 def test_attempts_reach_their_target_outside(victims):

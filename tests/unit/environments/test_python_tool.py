@@ -20,10 +20,13 @@ from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, ProviderError
 from rlmath.rewards.sandbox.local import LocalProvider
+from rlmath.rollout.environments import _python
 from rlmath.rollout.episodes import awaiting
 from rlmath.types import Problem
 from tests.support.environments import Letters, make_episodes
+from tests.support.http_server import serve
 from tests.support.samples import make_sample
+from tests.unit.rewards.test_code_rewards import piston
 
 pytestmark = pytest.mark.process
 
@@ -391,6 +394,30 @@ def test_a_failing_provider_is_asked_again():
         make(Failing(3), retries=2).run("1")
     with pytest.raises(ConfigError, match="python_session=false"):
         make(Failing(0), session=True)
+
+
+def test_calls_run_with_the_provider_that_the_settings_name():
+    with serve(piston(LocalProvider())) as server:
+        url = server.url.removesuffix("/reward")
+        config = load(
+            [
+                *("experiment=quickstart_tools", "rollout.python_provider=piston"),
+                f"rollout.python_provider_settings.endpoints={url}",
+            ]
+        )
+        assert list(tool_problems(config)) == []
+        with contextlib.closing(_python(config.rollout, 2)) as tool:
+            found = tool.run("print(2)\n6 * 7")
+            assert (found.status, found.text) == ("ok", "2\n42\n")
+            assert tool.run("1 / 0").status == "error"
+    for given, part in (
+        ("python_session=true", "keeps no names"),
+        ("python_provider=e", "there are"),
+    ):
+        other = load(
+            ["experiment=quickstart_tools", "rollout.python_provider=piston", f"rollout.{given}"]
+        )
+        assert any(part in one for one in tool_problems(other))
 
 
 @pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 102, 103, 104, 1000])

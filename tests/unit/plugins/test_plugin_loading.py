@@ -246,6 +246,18 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
         assert config.plugin_hashes == hashes(str(reward))
 
 
+def test_the_source_of_an_agent_that_an_environment_is_told_is_guarded(file: Path) -> None:
+    adapter = "rollout.environment=rlmath.environments.adapters.openrlhf:OpenRLHFAgent"
+    agent = file.with_name("agent_of_mine.py")
+    agent.write_text("raise RuntimeError('only the driver runs it')\n")
+    given = [*GIVEN, adapter, f"rollout.environment_options.agent={agent}:AgentInstance"]
+    config = load(given)
+    assert config.plugin_hashes == hashes(str(agent))
+    agent.write_text("")
+    with pytest.raises(ConfigError, match=r"agent_of_mine\.py has changed"):
+        with_values(to_plain(config), [])
+
+
 def test_an_engine_that_would_miss_rlmaths_plugin_does_not_start(monkeypatch):
     require_plugin()
     nothing = importlib.metadata.EntryPoints()

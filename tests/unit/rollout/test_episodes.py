@@ -173,6 +173,15 @@ def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
     assert [call[:2] for call in found[0].calls] == [("environment", "timeout")]
 
 
+def test_seconds_of_calls_before_a_resume_count():
+    gate = threading.Event()
+    with playing(lambda turns: gate.wait() and "seen", wall_s=60) as (episodes, _):
+        episodes.ask(request(turn(calls=(("t", "ok", 59.9), ("t", "ok", 0.05)))))
+        (_, sample), *_ = until(episodes)
+        gate.set()
+    assert sample.finish_reason == "length" and sample.calls[-1][:2] == ("environment", "timeout")
+
+
 def test_a_sample_that_has_left_begins_no_other_episode():
     gate = threading.Event()
 

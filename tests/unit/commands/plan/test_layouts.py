@@ -273,6 +273,8 @@ def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
 
     alone, tools = generate_s(), ["rollout.tools=[python]", "--calls", "3", "--call-s"]
     assert generate_s(*tools, "0.5") == pytest.approx(alone + 1.5)
+    own = ["rollout.environment=collections:OrderedDict", *tools[1:]]
+    assert generate_s(*own, "0.5") == pytest.approx(alone + 1.5)
     sequences = 512 * 16
     slow = [*tools, "1e4", "rollout.parallel_calls=16"]
     assert generate_s(*slow) == pytest.approx(sequences * 3e4 / 16)

@@ -1,0 +1,45 @@
+"""vLLM's parsers of tool calls, used on the text of a finished turn; they need no server."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlmath.errors import ConfigError
+
+
+def vllm_tool_parser(
+    name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]
+) -> Callable[[str], list[tuple[str, Any]]]:
+    """A parser that returns name and arguments of each call of a text.
+
+    Args:
+        name: As ``vllm serve --tool-call-parser`` takes it.
+        tokenizer: The model's.
+        tools: Schemas of the tools.
+
+    Raises:
+        ConfigError: There is none of that name, or the tokenizer has no tokens that it needs.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    # They log a traceback for each call that they cannot read, and call it text.
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+    request = ChatCompletionRequest(messages=[], model="", tools=list(tools))
+    try:
+        parser = ToolParserManager.get_tool_parser(name)
+        parser(tokenizer, request.tools)
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"rollout.tool_parser={name}: {error}") from error
+
+    def parse(text: str) -> list[tuple[str, Any]]:
+        # It keeps the state of one text.
+        found = parser(tokenizer, request.tools).extract_tool_calls(text, request)
+        return [
+            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
+        ]
+
+    return parse
