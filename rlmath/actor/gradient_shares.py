@@ -49,14 +49,14 @@ class Groups:
         data: Sum gradients.
         experts: Sum those of experts that are spread over ranks.
         stages: The first and the last stage add up a tied embedding's.
-        vocabulary: Have parts of an embedding.
+        tensor: Have parts of an embedding, and with sequence parallelism sum gradients of routers.
         layer: Have experts of one layer.
     """
 
     data: Any = None
     experts: Any = None
     stages: Any = None
-    vocabulary: Any = None
+    tensor: Any = None
     layer: Any = None
 
     @classmethod
@@ -79,11 +79,11 @@ class _Watched:
     """Elements of a matrix.
 
     Attributes:
-        kind: ``matrix``, ``experts``, ``embedding``, or ``head``: what the output layer adds to its
-            weight, which is the embedding's where they are tied.
+        kind: ``matrix``, ``experts``, ``router``, ``embedding``, or ``head``: what the output layer
+            adds to its weight, which is the embedding's where they are tied.
         elements: How many are looked at.
-        stride: From one to the next in the whole matrix; of a vocabulary these are the first rows,
-            in a column that changes.
+        stride: From one to the next in the whole matrix; of a vocabulary and a router these are the
+            first rows, in a column that changes.
         shared: Another stage may have the same.
     """
 
@@ -149,7 +149,7 @@ class GradientShares:
     def begin(self) -> None:
         """A pass begins; the buffers are cleared."""
         self._chosen = []
-        for kinds in (("matrix",), ("experts",), ("embedding", "head")):
+        for kinds in (("matrix",), ("experts",), ("router",), ("embedding", "head")):
             units = [one for one in self._units if one.kind in kinds]
             tensors = sum(len(one.numbers) for one in units)
             stride = max(1, min(len(units), -(-tensors // MAX_TENSORS)))
@@ -214,15 +214,18 @@ class GradientShares:
         buffers: dict[int, list[int]] = {}
         for number in self._given:
             buffers.setdefault(id(self._watched[number].parameter), []).append(number)
-        own: list[list[list[int]]] = [[], [], []]
+        own: list[list[list[int]]] = [[], [], [], []]
         for numbers in buffers.values():
             one = self._watched[numbers[0]]
             spread = not getattr(one.parameter, "allreduce", True)
-            own[1 if spread else 2 if one.shared and groups.stages is not None else 0] += [numbers]
+            shared = one.shared and groups.stages is not None
+            alike = 3 * getattr(one.parameter, "sequence_parallel", False)
+            own[1 if spread else 2 if shared else alike] += [numbers]
         found = [
             self._wrong_sum(own[0], groups.data),
             self._wrong_sum(own[1], groups.experts),
             self._wrong_sum(own[2], groups.data, groups.stages),
+            self._wrong_sum(own[3], groups.data, groups.tensor),
         ]
         return next((one for one in found if one.kind), StepFinding())
 
@@ -280,7 +283,8 @@ class GradientShares:
             return torch.zeros(0, count, dtype=torch.float64, device=self._device)
         rows = torch.stack(found)
         for kind, group in (
-            ("embedding", self._groups.vocabulary),
+            ("embedding", self._groups.tensor),
+            ("router", self._groups.tensor),
             ("experts", self._groups.layer),
         ):
             chosen = [place for place, unit in enumerate(self._chosen) if unit.kind == kind]
@@ -339,8 +343,7 @@ class GradientShares:
 
 
 def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
-    """Neither routers nor what tensor ranks have alike, which Megatron adds up over these as well.
-    Of an adapter the second factor: the first has no gradient at the start."""
+    """Of an adapter the second factor: the first has no gradient at the start."""
     for model in models:
         layers = {
             f"{name}.": f"layer {module.layer_number - 1}: "
@@ -355,9 +358,9 @@ def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
             if (
                 not parameter.requires_grad
                 or parameter.dim() < 2
-                or getattr(parameter, "sequence_parallel", False)
                 or name.endswith(".a")
-                or "router" in name
+                # Megatron adds these up over tensor ranks; routers alone are summed like that here.
+                or (getattr(parameter, "sequence_parallel", False) and "router" not in name)
             ):
                 continue
             own = next((one for one in layers if name.startswith(one)), None)
@@ -366,6 +369,10 @@ def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
             # with the first stage's it has the sum of both.
             copied = shared and parameter is not head and "output_layer" in name
             if parameter is not head and "embedding" not in name and not copied:
+                if "router" in name:
+                    # All rows: experts without a token get nothing.
+                    yield _Watched(title, parameter, "router", len(parameter))
+                    continue
                 kind = "experts" if ".experts." in name else "matrix"
                 yield _Watched(title, parameter, kind, *_spread(parameter))
                 continue

@@ -27,12 +27,14 @@ class SequenceReport:
         sums: ``[n, 4]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
             ``w f |A|``, and over all tokens of the gradient ``d loss / d l``. The last is NaN if no
             backward pass reached the log-probs.
+        second: ``[n, 2]`` float64, see ``second_gradients``.
     """
 
     minibatches: Tensor
     places: Tensor
     tokens: Tensor
     sums: Tensor
+    second: Tensor
 
     @classmethod
     def joined(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
@@ -42,6 +44,7 @@ class SequenceReport:
             torch.cat([one.places for one in parts]),
             torch.cat([one.tokens for one in parts]),
             torch.cat([one.sums for one in parts]),
+            torch.cat([one.second for one in parts]),
         )
 
 

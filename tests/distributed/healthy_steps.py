@@ -42,6 +42,7 @@ from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
 from rlmath.training.checks.optimizer_steps import OptimizerSteps
+from rlmath.training.checks.second_gradient import SecondGradient
 from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.still_weights import (
     StillWeights,
@@ -76,12 +77,14 @@ class Case:
         model: Of the published ones, shrunk.
         words: Recipe or experiment, and settings.
         lag: Of the oldest tokens, in steps.
+        layers: Of the model, at most.
         after: Fields of ``algorithm`` that shrinking changes, as they were.
     """
 
     model: str = "Qwen2.5-0.5B"
     words: tuple[str, ...] = PLAIN
     lag: int = 0
+    layers: int = 2
     after: tuple[tuple[str, Any], ...] = ()
 
 
@@ -105,7 +108,7 @@ TRUNCATED = "algorithm.correction.kind=token_truncate"
 RECIPES = [*options("recipe"), *options("experiment")]
 CASES: dict[str, Case] = {
     **{
-        f"{name} {dtype}": of(f"model.dtype={dtype}", model=name)
+        f"{name} {dtype}": Case(name, (*PLAIN, f"model.dtype={dtype}"), layers=4)
         for name in FAMILIES.values()
         for dtype in ("float32", "bfloat16")
     },
@@ -174,7 +177,8 @@ def settings_of(case: Case, folder: Path, steps: int) -> Config:
     sizes = (f"algorithm.prompts_per_step={PROMPTS}", f"algorithm.group_size={SAMPLES}")
     words = (*case.words, f"model.path={case.model}", *sizes)
     shrunk = shrink(words, folder, None, steps)
-    write_model(Path(shrunk.config.model.path), shrunk.model)
+    layers = min(case.layers, shrunk.model["num_hidden_layers"])
+    write_model(Path(shrunk.config.model.path), shrunk.model | {"num_hidden_layers": layers})
     algorithm = dataclasses.replace(shrunk.config.algorithm, **dict(case.after))
     return dataclasses.replace(shrunk.config, algorithm=algorithm)
 
@@ -309,7 +313,7 @@ def on_rank(
 def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
     """What the step checks of the driver say."""
     checks: list[StepCheck] = [
-        *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts()),
+        *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts(), SecondGradient()),
         *(ChangedWeights(), OptimizerSteps(), StillWeights()),
     ]
     said = []

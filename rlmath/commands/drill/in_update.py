@@ -149,10 +149,15 @@ def _after_steps(worker: Any, change: Callable[[], None]) -> None:
     wrap(worker, worker.actor, "finish_minibatch", finishing)
 
 
-def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+def remember(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+    """Keep the values of frozen weights for :func:`put_back`."""
     worker.actor.load_parameters()
     # A reference is in other tensors after each pass.
     worker.__dict__[_STILL] = tensors, [one.detach().clone() for one in tensors()]
+
+
+def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+    remember(worker, tensors)
 
     def move() -> None:
         worker.actor.load_parameters()
@@ -265,9 +270,13 @@ def begin_the_schedule_again(worker: Any) -> None:
     worker.actor.scheduler.step(0)
 
 
-def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
-    """Change the gradient of one matrix of the last layer, of each micro-batch by its number."""
-    _, matrix = worker.actor.gradient_shares.layers[-1]
+def last_matrix(worker: Any) -> Any:
+    """One matrix of the last layer."""
+    return worker.actor.gradient_shares.layers[-1][1]
+
+
+def with_gradient(worker: Any, matrix: Any, change: Callable[[int, Any], Any]) -> None:
+    """Change the gradient of a matrix, of each micro-batch by its number."""
 
     def running(run: Callable[..., Any], *arguments: Any) -> Any:
         numbers = itertools.count()
@@ -283,13 +292,15 @@ def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
 @rank_fault(FAULTS, "no_layer_gradient", SHARES, "adds nothing to it")
 def drop_a_layers_gradient(worker: Any) -> None:
     """One matrix gets no gradient, and moves on by Adam's moments."""
-    _with_gradient(worker, lambda number, gradient: 0 * gradient)
+    with_gradient(worker, last_matrix(worker), lambda number, gradient: 0 * gradient)
 
 
 @rank_fault(FAULTS, "no_share_of_layer", SHARES, "adds nothing to it")
 def drop_a_layers_micro_batch(worker: Any) -> None:
     """One matrix gets no gradient from the first micro-batch."""
-    _with_gradient(worker, lambda number, gradient: gradient if number else 0 * gradient)
+    with_gradient(
+        worker, last_matrix(worker), lambda number, gradient: gradient if number else 0 * gradient
+    )
 
 
 @rank_fault(

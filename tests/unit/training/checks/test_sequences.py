@@ -47,7 +47,8 @@ def reported(advantages: Tensor, loss: str = "ppo_clip", noise: float = 0.0) -> 
     sums = sums_of_sequences(inputs, 4)
     assert sums[:, GRADIENT].isnan().all()
     policy_objective(inputs, ObjectiveSettings(loss=loss)).loss.backward()
-    return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums)
+    second = torch.full((4, 2), torch.nan)
+    return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums, second)
 
 
 def test_the_report_of_a_micro_batch_keeps_none_of_its_graph() -> None:
