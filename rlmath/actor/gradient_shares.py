@@ -343,7 +343,7 @@ class GradientShares:
 
 
 def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
-    """Of an adapter the second factor: the first has no gradient at the start."""
+    """Watch the second factor of an adapter: the first has no gradient at the start."""
     for model in models:
         layers = {
             f"{name}.": f"layer {module.layer_number - 1}: "

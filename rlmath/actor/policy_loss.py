@@ -93,7 +93,7 @@ def sequence_report(
         index: Index of the minibatch.
         share: Share of the rank.
         outcomes: Outcomes of its micro-batches.
-        plan: Of the step.
+        plan: Plan of the step.
     """
     batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
     digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)

@@ -30,7 +30,7 @@ NEAR, TOLERANCE = 1e-5, 1e-4
 Slope = Callable[[Tensor, Tensor, Any], Tensor]
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
+def _clip_slope(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
     low, high, cap = _bounds(options)
     beyond = (advantages > 0) & (ratio > high)
     beyond |= (advantages < 0) & ((ratio < low) | (ratio > cap))
@@ -43,24 +43,24 @@ def _bounds(options: Any) -> tuple[float, float, float]:
     return 1.0 - getattr(options, "clip_low", math.inf), 1.0 + high, cap
 
 
-def _cispo(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
+def _cispo_slope(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
     low, high, _ = _bounds(options)
     return -torch.clamp(ratio, low, high) * advantages
 
 
-def _sapo(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
+def _sapo_slope(ratio: Tensor, advantages: Tensor, options: Any) -> Tensor:
     tau = torch.where(advantages > 0, options.tau_positive, options.tau_negative)
     gate = torch.sigmoid(tau * (ratio - 1.0))
     return -4.0 * gate * (1.0 - gate) * ratio * advantages
 
 
 SLOPES: dict[str, Slope] = {
-    "cispo": _cispo,
-    "gspo": _clipped,
-    "gspo_token": _clipped,
-    "ppo_clip": _clipped,
+    "cispo": _cispo_slope,
+    "gspo": _clip_slope,
+    "gspo_token": _clip_slope,
+    "ppo_clip": _clip_slope,
     "reinforce": lambda ratio, advantages, options: -advantages,
-    "sapo": _sapo,
+    "sapo": _sapo_slope,
 }
 # Their ratio is the geometric mean over the sequence.
 _OF_SEQUENCES = ("gspo", "gspo_token")
@@ -74,7 +74,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     Args:
         share: A minibatch.
         log_probs: ``[R]`` float32, the policy's in its update, on the CPU.
-        plan: Of the step.
+        plan: Plan of the step.
     """
     batch, objective = share.batch, plan.objective
     count = len(batch.response_lengths)
@@ -85,12 +85,12 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
         return torch.full((count, 2), torch.nan, dtype=torch.float64)
     mask, totals = batch.loss_mask, _Sequences(batch.response_lengths)
 
-    def masked(values: Tensor) -> Tensor:
+    def in_loss(values: Tensor) -> Tensor:
         return torch.where(mask, values.double(), 0.0)
 
-    own = masked(log_probs)
-    old = own if batch.old_log_probs is None else masked(batch.old_log_probs)
-    moved, advantages, weights = own - old, masked(batch.advantages), masked(share.weights)
+    own = in_loss(log_probs)
+    old = own if batch.old_log_probs is None else in_loss(batch.old_log_probs)
+    moved, advantages, weights = own - old, in_loss(batch.advantages), in_loss(share.weights)
     clamped = moved.abs() > LIMIT
     if objective.loss in _OF_SEQUENCES:
         moved = totals.mean(moved.clamp(-LIMIT, LIMIT), mask)
@@ -107,7 +107,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
             return torch.full((count, 2), torch.nan, dtype=torch.float64)
-        of_kl = objective.kl_coef * weights * kl_slope_of(own - masked(reference), own - old)
+        of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference), own - old)
         slopes, slack = slopes + of_kl, slack + TOLERANCE * of_kl.abs()
     return torch.stack([totals.sum(slopes), totals.sum(slack)], dim=1)
 
@@ -153,11 +153,11 @@ def _factors(batch: Any, mask: Tensor, totals: _Sequences, plan: StepPlan) -> Te
         return torch.ones(len(mask)) if given is None else given
     if correction is None or not correction.is_on:
         return torch.ones(len(mask), dtype=torch.float64)
-    weight = _corrected(batch, mask, totals, correction)
+    weight = _correction_weights(batch, mask, totals, correction)
     return given if weight is None else torch.where(mask, weight, 0.0)
 
 
-def _corrected(
+def _correction_weights(
     batch: Any, mask: Tensor, totals: _Sequences, correction: CorrectionConfig
 ) -> Tensor | None:
     """Weights of a mismatch correction; ``None``: it is somebody's own."""

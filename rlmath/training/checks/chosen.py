@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rlmath.config.data import DataConfig
 from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
@@ -12,7 +13,7 @@ from rlmath.types import Group
 # Of a false alarm: two epochs are shuffled alike.
 CHANCE = 1e-9
 # What the samples of a group that passes a filter have, at least two of.
-DIFFERENT: dict[str, tuple[str, Callable[[Group], set[object]]]] = {
+DIFFERENT: dict[str, tuple[str, Callable[[Group], set[Any]]]] = {
     "variance": ("rewards", lambda group: {s.reward for s in group.samples} - {None}),
     "accuracy": ("grades", lambda group: {s.correct for s in group.samples} - {None}),
 }
@@ -36,7 +37,7 @@ class ChosenGroups(StepCheck):
         """A sentence if shuffled problems come in the order of the last steps.
 
         Args:
-            problems: Of the step, in order.
+            problems: Ids of the problems of the step, in order.
             data: Settings of the stream.
         """
         count = min(len(problems), len(self._problems))
