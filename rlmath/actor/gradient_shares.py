@@ -28,6 +28,8 @@ from rlmath.actor.step_probe import GRADIENT_SUM, NO_SHARE, OTHER_GRADIENT, Step
 
 # Looked at in each pass, other ones in the next: matrices, and experts.
 MAX_TENSORS, ELEMENTS = 64, 8
+# Norms and biases in each pass: whether a micro-batch gives them anything, and no sums.
+MAX_VECTORS = 8
 # Rows of an embedding and an output layer, in a column of each pass. Frequent tokens are the first.
 VOCABULARY_ROWS = 4096
 # Of the sum of sizes: ranks add up float32 in another order.
@@ -79,8 +81,9 @@ class _Watched:
     """Elements of a matrix.
 
     Attributes:
-        kind: ``matrix``, ``experts``, ``router``, ``embedding``, or ``head``: what the output layer
-            adds to its weight, which is the embedding's where they are tied.
+        kind: ``matrix``, ``experts``, ``router``, ``vector`` (a norm or bias), ``embedding``, or
+            ``head``: what the output layer adds to its weight, which is the embedding's where they
+            are tied.
         elements: How many are looked at.
         stride: From one to the next in the whole matrix; of a vocabulary and a router these are the
             first rows, in a column that changes.
@@ -149,10 +152,11 @@ class GradientShares:
     def begin(self) -> None:
         """A pass begins; the buffers are cleared."""
         self._chosen = []
-        for kinds in (("matrix",), ("experts",), ("router",), ("embedding", "head")):
+        for kinds in (("matrix",), ("experts",), ("router",), ("embedding", "head"), ("vector",)):
             units = [one for one in self._units if one.kind in kinds]
             tensors = sum(len(one.numbers) for one in units)
-            stride = max(1, min(len(units), -(-tensors // MAX_TENSORS)))
+            most = MAX_VECTORS if kinds == ("vector",) else MAX_TENSORS
+            stride = max(1, min(len(units), -(-tensors // most)))
             self._chosen += units[self._passes % stride :: stride]
         self._passes += 1
         numbers = [number for unit in self._chosen for number in unit.numbers]
@@ -213,6 +217,8 @@ class GradientShares:
         groups = self._groups
         buffers: dict[int, list[int]] = {}
         for number in self._given:
+            if self._watched[number].kind == "vector":
+                continue
             buffers.setdefault(id(self._watched[number].parameter), []).append(number)
         own: list[list[list[int]]] = [[], [], [], []]
         for numbers in buffers.values():
@@ -285,6 +291,7 @@ class GradientShares:
         for kind, group in (
             ("embedding", self._groups.tensor),
             ("router", self._groups.tensor),
+            ("vector", self._groups.tensor),
             ("experts", self._groups.layer),
         ):
             chosen = [place for place, unit in enumerate(self._chosen) if unit.kind == kind]
@@ -311,9 +318,10 @@ class GradientShares:
             micro_batch: Of the last pass, which looked at the same elements.
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
-            if micro_batch >= len(shares):
-                continue  # It gave nothing, which has another name.
             own, one = self._of(number), self._watched[number]
+            # What gave nothing has another name, and keys' biases nearly cancel.
+            if micro_batch >= len(shares) or one.kind == "vector":
+                continue
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())
             off = (own[micro_batch] - other.to(own.device)).norm()
             # NaN is reported elsewhere.
@@ -357,14 +365,20 @@ def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
         for name, parameter in model.named_parameters():
             if (
                 not parameter.requires_grad
-                or parameter.dim() < 2
                 or name.endswith(".a")
                 # Megatron adds these up over tensor ranks; routers alone are summed like that here.
-                or (getattr(parameter, "sequence_parallel", False) and "router" not in name)
+                or (
+                    parameter.dim() > 1
+                    and getattr(parameter, "sequence_parallel", False)
+                    and "router" not in name
+                )
             ):
                 continue
             own = next((one for one in layers if name.startswith(one)), None)
             title = name if own is None else f"{layers[own]}{name.removeprefix(own)}"
+            if parameter.dim() < 2:
+                yield _Watched(title, parameter, "vector", *_spread(parameter))
+                continue
             # The last stage's copy of the embedding, where logits are not taken piece by piece:
             # with the first stage's it has the sum of both.
             copied = shared and parameter is not head and "output_layer" in name

@@ -67,9 +67,9 @@ _OF_SEQUENCES = ("gspo", "gspo_token")
 
 
 def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
-    """``[N, 2]`` float64: of each sequence the sum over its tokens of the derivative of the loss
-    with respect to their log-probs, and how far that of the backward pass may be from it. NaN where
-    there is no second formula.
+    """``[N, 3]`` float64: of each sequence the sum over its tokens of the derivative of the loss
+    with respect to their log-probs, how far that of the backward pass may be from it, and the same
+    sum with respect to their entropies. NaN where there is no second formula.
 
     Args:
         share: A minibatch.
@@ -82,7 +82,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     kl_slope_of = KL_SLOPES.get(objective.kl_estimator)
     assert batch.advantages is not None
     if slope_of is None or objective.off_policy_mask_kl is not None:
-        return torch.full((count, 2), torch.nan, dtype=torch.float64)
+        return torch.full((count, 3), torch.nan, dtype=torch.float64)
     mask, totals = batch.loss_mask, _Sequences(batch.response_lengths)
 
     def in_loss(values: Tensor) -> Tensor:
@@ -106,10 +106,11 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     slack = torch.where(near, sizes, TOLERANCE * sizes)
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
-            return torch.full((count, 2), torch.nan, dtype=torch.float64)
+            return torch.full((count, 3), torch.nan, dtype=torch.float64)
         of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference), own - old)
         slopes, slack = slopes + of_kl, slack + TOLERANCE * of_kl.abs()
-    return torch.stack([totals.sum(slopes), totals.sum(slack)], dim=1)
+    of_entropy = -objective.entropy_coef * weights
+    return torch.stack([totals.sum(one) for one in (slopes, slack, of_entropy)], dim=1)
 
 
 class _Sequences:
