@@ -13,7 +13,7 @@ from torch import Tensor
 from rlmath.algorithms.losses import LossInputs
 
 # Columns of ``SequenceReport.sums``.
-ADVANTAGE, PULL, SIZE, GRADIENT, ENTROPY = range(5)
+ADVANTAGE, PULL, SIZE, GRADIENT, ENTROPY, OLD, REFERENCE = range(7)
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class SequenceReport:
         minibatches: ``[n]`` int64, minibatch of each sequence.
         places: ``[n]`` int64, index in the step.
         tokens: ``[n]`` int64, see ``token_digest``.
-        sums: ``[n, 5]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
+        sums: ``[n, 7]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
             ``w f |A|``, and over all tokens of the gradients ``d loss / d l``, which is NaN if no
-            backward pass reached the log-probs, and ``d loss / d entropy``.
+            backward pass reached the log-probs, and ``d loss / d entropy``, and of the old and the
+            reference log-probs.
         second: ``[n, 3]`` float64, see ``second_gradients``.
     """
 
@@ -50,7 +51,7 @@ class SequenceReport:
 
 
 def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
-    """``[count, 5]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
+    """``[count, 7]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
     fills in the gradient.
 
     Args:
@@ -62,8 +63,10 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
     if inputs.policy_factors is not None:
         weights = weights * inputs.masked(inputs.policy_factors).double()
     columns = [advantages, weights * advantages, weights * advantages.abs()]
-    columns += [torch.full_like(advantages, torch.nan), torch.zeros_like(advantages)]
-    found = advantages.new_zeros(count, 5)
+    none, reference = torch.zeros_like(advantages), inputs.ref_log_probs
+    columns += [torch.full_like(advantages, torch.nan), none, inputs.old_log_probs.double()]
+    columns.append(none if reference is None else reference.double())
+    found = advantages.new_zeros(count, 7)
     found.index_add_(0, inputs.sequence_ids, torch.stack(columns, dim=1))
 
     # A hook that refers to its own tensor, as ``inputs`` does, would keep the graph for ever.

@@ -351,6 +351,7 @@ PLAIN = ("quickstart", "actor.tensor_parallel=1")
 NARROW = tuple(f"algorithm.loss_options.clip_{end}=0.005" for end in ("low", "high"))
 CLIPPED = (*PLAIN, *NARROW)
 ROUNDED = (*PLAIN, "model.dtype=bfloat16")
+WITH_ENTROPY = (*PLAIN, "algorithm.entropy_coef=0.01")
 WITH_KL = (*PLAIN, "algorithm.kl_coef=0.05")
 CORRECTED = (*PLAIN, "algorithm.correction.kind=token_truncate")
 # By the settings that they need.
@@ -384,7 +385,7 @@ THIRD: dict[Callable[[Any], None], tuple[str, ...]] = {
     embedding_at_twice_the_rate: PLAIN,
     large_epsilon: PLAIN,
     kl_without_gradient: WITH_KL,
-    entropy_without_gradient: (*PLAIN, "algorithm.entropy_coef=0.01"),
+    entropy_without_gradient: WITH_ENTROPY,
     correction_is_lost: CORRECTED,
     micro_batch_twice: PLAIN,
 }

@@ -7,9 +7,11 @@ import re
 
 import pytest
 
-from rlmath.commands.drill import in_routers
+from rlmath.commands.drill import in_routers, in_update
 from tests.distributed import blind_faults
+from tests.distributed.blind_faults import PLAIN, WITH_ENTROPY, WITH_KL
 from tests.distributed.healthy_steps import CASES, Case, run
+from tests.distributed.rank_pool import RankPool
 
 SIGMOID = "MoE, sigmoid, EP 2"
 
@@ -33,7 +35,20 @@ def test_fault_of_a_router_is_named_in_its_step(ranks, plant, says):
     assert said and re.search(says, said[0]) and said[0].startswith("step 2:")
 
 
-def test_old_log_probs_of_another_sequence_are_named_by_the_second_gradient(ranks):
-    fault = blind_faults.old_log_probs_of_another_sequence
-    said = run(ranks, Case(words=blind_faults.PLAIN), 2, fault)
-    assert said and re.search("step 2: .*minibatch 1.*second formula", said[0])
+@pytest.mark.parametrize(
+    ("plant", "words", "says"),
+    [
+        (in_update.take_other_log_probs, PLAIN, "minibatch 1.*they add up to"),
+        (in_update.detach_the_kl, WITH_KL, "minibatch 0.*by the log-probs"),
+        (blind_faults.old_log_probs_of_another_sequence, PLAIN, "minibatch 1.*by the log-probs"),
+        (blind_faults.entropy_without_gradient, WITH_ENTROPY, "minibatch 0.*by the entropies"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_fault_of_the_objective_is_named_in_its_step(plant, words, says):
+    pool = RankPool()  # Some faults stay in a process.
+    try:
+        said = run(pool, Case(words=words), 2, plant)
+    finally:
+        pool.close()
+    assert said and re.search(f"step 2: .*{says}", said[0])

@@ -17,7 +17,7 @@ from rlmath.commands.drill.in_samples import (
     no_data_parallel,
     unknown_advantages,
 )
-from rlmath.config.algorithm import KlPlace, ReferenceKind
+from rlmath.config.algorithm import KlPlace, ReferenceKind, needs_old_log_probs
 from rlmath.config.optimizer import Schedule
 from rlmath.config.schema import Config
 
@@ -132,6 +132,47 @@ def drop_the_kl(worker: Any) -> None:
 def turn_the_entropy(worker: Any) -> None:
     """The entropy bonus has the opposite sign."""
     _with_objective(worker, entropy_coef=lambda coef: -coef)
+
+
+def _one_minibatch(config: Config) -> str | None:
+    algorithm = config.algorithm
+    if algorithm.minibatches_per_step > 1 and needs_old_log_probs(algorithm):
+        return None
+    return "algorithm.minibatches_per_step=1, or old log-probs come with no pass of the actor"
+
+
+@rank_fault(
+    FAULTS,
+    "other_old_log_probs",
+    "check: log-probs in the loss",
+    "sequences had other .*log-probs in the loss",
+    missing=_one_minibatch,
+)
+def take_other_log_probs(worker: Any) -> None:
+    """From the second minibatch on, each sequence has old log-probs of the next one."""
+
+    def updating(update: Any, share: Any, plan: Any, begin: int, index: int, *more: Any) -> None:
+        if index:
+            old = share.batch.old_log_probs.roll(-int(share.batch.response_lengths[0]))
+            batch = dataclasses.replace(share.batch, old_log_probs=old)
+            share = dataclasses.replace(share, batch=batch)
+        update(share, plan, begin, index, *more)
+
+    wrap(worker, worker.actor, "_update_minibatch", updating)
+
+
+@rank_fault(
+    FAULTS,
+    "no_kl_gradient",
+    "check: a second formula of the objective",
+    "a second formula gives",
+    missing=_no_kl,
+)
+def detach_the_kl(worker: Any) -> None:
+    """The KL term is in the loss, and has no gradient."""
+    from rlmath.algorithms import objective
+
+    wrap(worker, objective, "kl_estimate", lambda estimate, *x: estimate(*x).detach())
 
 
 # -- weights and optimizer ----------------------------------------------------------------------
