@@ -5,8 +5,9 @@ r"""What step checks cost a live run, in each process.
     python benchmarks/step_check_cost.py FOLDER RUN_DIR
 
 The first command is a run with a timer around each check of the driver and around what the ranks
-do for them. The second prints seconds per step, on the wall and of the thread's CPU, and their
-share of a step's time.
+do for them. The second prints milliseconds per step, on the wall and of the thread's CPU, and their
+share of a step's time. What a check waits for in a collective is apart: the step's next collective
+would wait for the same rank.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Timer:
 
     def __init__(self, kind: str) -> None:
         self.kind, self.steps = kind, 0
-        # On the wall, of the thread's CPU, and the number of calls.
-        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        # On the wall, of the thread's CPU, the number of calls, and in collectives.
+        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
         self._inside = threading.local()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,6 +72,21 @@ class Timer:
                     self.seconds[name][0] += time.perf_counter() - began[0]
                     self.seconds[name][1] += time.thread_time() - began[1]
                     self.seconds[name][2] += 1
+
+        return run
+
+    def collective(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective whose time on the wall is that of the check which calls it as well."""
+
+        @functools.wraps(function)
+        def run(*arguments: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                name = getattr(self._inside, "name", None)
+                if name and self.steps >= WARM_UP:
+                    self.seconds[name][3] += time.perf_counter() - began
 
         return run
 
@@ -119,6 +135,9 @@ def plant() -> None:
         for name in names:
             where = getattr(found, owner) if owner else found
             replace(where, name, functools.partial(rank.timed, name))
+    distributed = importlib.import_module("torch.distributed")
+    for name in ("all_reduce", "all_gather_into_tensor", "all_gather_object"):
+        replace(distributed, name, rank.collective)
     worker = importlib.import_module("rlmath.actor.rank_step").RankStep
     replace(worker, "update", rank.ending)
 
@@ -132,21 +151,25 @@ def report(folder: Path, run_dir: Path) -> None:
     print(f"{len(walls)} steps of {wall:.3f} s, {walls[len(walls) // 2]:.3f} in the median")
     for one in processes:
         steps = one["steps"]
-        counted = [0.0, 0.0]
+        counted = [0.0, 0.0, 0.0]
         print(f"{one['kind']}: {one['cpu_s'] / steps:.3f} s of CPU per step")
         for name, seconds in sorted(one["seconds"].items(), key=lambda pair: -pair[1][1]):
-            own = [1e3 * x / steps for x in seconds[:2]]
+            own = [1e3 * seconds[place] / steps for place in (0, 1, 3)]
             calls = seconds[2] / steps
             other = name in NOT_COUNTED
             print(
-                f"  {name:<20} {own[0]:8.2f} ms wall {own[1]:8.2f} ms CPU in {calls:7.1f} calls"
+                f"  {name:<20} {own[0]:8.2f} ms wall, {own[2]:8.2f} of them in collectives, "
+                f"{own[1]:8.2f} ms CPU in {calls:7.1f} calls"
                 f"{' *' * other}"
             )
             if not other:
                 counted = [a + b for a, b in zip(counted, own, strict=True)]
-        print(f"  {'together':<20} {counted[0]:8.2f} ms wall {counted[1]:8.2f} ms CPU")
-        shares = [one / wall / 10 for one in counted]
-        print(f"  of a step's time {shares[0]:.2f} % wall, {shares[1]:.2f} % CPU")
+        print(
+            f"  {'together':<20} {counted[0]:8.2f} ms wall, {counted[2]:8.2f} of them in "
+            f"collectives, {counted[1]:8.2f} ms CPU"
+        )
+        shares = [one / wall / 10 for one in (counted[0] - counted[2], counted[1])]
+        print(f"  of a step's time {shares[0]:.2f} % wall but collectives, {shares[1]:.2f} % CPU")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from rlmath.actor.step_probe import GRADIENT_SUM, NO_SHARE, OTHER_GRADIENT, Step
 
 # Looked at in each pass, other ones in the next: matrices, and experts.
 MAX_TENSORS, ELEMENTS = 64, 8
+# Norms and biases in each pass: whether a micro-batch gives them anything, and no sums.
+MAX_VECTORS = 8
 # Rows of an embedding and an output layer, in a column of each pass. Frequent tokens are the first.
 VOCABULARY_ROWS = 4096
 # Relative tolerance of the sum of sizes: ranks add up float32 in another order.
@@ -49,14 +51,14 @@ class Groups:
         data: Sum gradients.
         experts: Sum those of experts that are spread over ranks.
         stages: The first and the last stage add up a tied embedding's.
-        vocabulary: Have parts of an embedding.
+        tensor: Have parts of an embedding, and with sequence parallelism sum gradients of routers.
         layer: Have experts of one layer.
     """
 
     data: Any = None
     experts: Any = None
     stages: Any = None
-    vocabulary: Any = None
+    tensor: Any = None
     layer: Any = None
 
     @classmethod
@@ -79,11 +81,12 @@ class _Watched:
     """Elements of a matrix.
 
     Attributes:
-        kind: ``matrix``, ``experts``, ``embedding``, or ``head``: what the output layer adds to its
-            weight, which is the embedding's where they are tied.
+        kind: ``matrix``, ``experts``, ``router``, ``vector`` (a norm or bias), ``embedding``, or
+            ``head``: what the output layer adds to its weight, which is the embedding's where they
+            are tied.
         elements: How many are looked at.
-        stride: From one to the next in the whole matrix; of a vocabulary these are the first rows,
-            in a column that changes.
+        stride: From one to the next in the whole matrix; of a vocabulary and a router these are the
+            first rows, in a column that changes.
         shared: Another stage may have the same.
     """
 
@@ -149,10 +152,11 @@ class GradientShares:
     def begin(self) -> None:
         """A pass begins; the buffers are cleared."""
         self._chosen = []
-        for kinds in (("matrix",), ("experts",), ("embedding", "head")):
+        for kinds in (("matrix",), ("experts",), ("router",), ("embedding", "head"), ("vector",)):
             units = [one for one in self._units if one.kind in kinds]
             tensors = sum(len(one.numbers) for one in units)
-            stride = max(1, min(len(units), -(-tensors // MAX_TENSORS)))
+            most = MAX_VECTORS if kinds == ("vector",) else MAX_TENSORS
+            stride = max(1, min(len(units), -(-tensors // most)))
             self._chosen += units[self._passes % stride :: stride]
         self._passes += 1
         numbers = [number for unit in self._chosen for number in unit.numbers]
@@ -213,16 +217,21 @@ class GradientShares:
         groups = self._groups
         buffers: dict[int, list[int]] = {}
         for number in self._given:
+            if self._watched[number].kind == "vector":
+                continue
             buffers.setdefault(id(self._watched[number].parameter), []).append(number)
-        own: list[list[list[int]]] = [[], [], []]
+        own: list[list[list[int]]] = [[], [], [], []]
         for numbers in buffers.values():
             one = self._watched[numbers[0]]
             spread = not getattr(one.parameter, "allreduce", True)
-            own[1 if spread else 2 if one.shared and groups.stages is not None else 0] += [numbers]
+            shared = one.shared and groups.stages is not None
+            alike = 3 * getattr(one.parameter, "sequence_parallel", False)
+            own[1 if spread else 2 if shared else alike] += [numbers]
         found = [
             self._wrong_sum(own[0], groups.data),
             self._wrong_sum(own[1], groups.experts),
             self._wrong_sum(own[2], groups.data, groups.stages),
+            self._wrong_sum(own[3], groups.data, groups.tensor),
         ]
         return next((one for one in found if one.kind), StepFinding())
 
@@ -280,7 +289,9 @@ class GradientShares:
             return torch.zeros(0, count, dtype=torch.float64, device=self._device)
         rows = torch.stack(found)
         for kind, group in (
-            ("embedding", self._groups.vocabulary),
+            ("embedding", self._groups.tensor),
+            ("router", self._groups.tensor),
+            ("vector", self._groups.tensor),
             ("experts", self._groups.layer),
         ):
             chosen = [place for place, unit in enumerate(self._chosen) if unit.kind == kind]
@@ -307,9 +318,10 @@ class GradientShares:
             micro_batch: Its index in the last pass, which watched the same elements.
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
-            if micro_batch >= len(shares):
-                continue  # It gave nothing, which is another finding.
             own, one = self._of(number), self._watched[number]
+            # What gave nothing has another name, and keys' biases nearly cancel.
+            if micro_batch >= len(shares) or one.kind == "vector":
+                continue
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())
             off = (own[micro_batch] - other.to(own.device)).norm()
             # NaN is reported elsewhere.
@@ -339,8 +351,7 @@ class GradientShares:
 
 
 def _watchable_matrices(models: Sequence[Any]) -> Iterator[_Watched]:
-    """Matrices except routers and those replicated on tensor ranks, which Megatron sums over them.
-    Of an adapter the second factor: the first has no gradient at the start."""
+    """Watch the second factor of an adapter: the first has no gradient at the start."""
     for model in models:
         layers = {
             f"{name}.": f"layer {module.layer_number - 1}: "
@@ -354,18 +365,28 @@ def _watchable_matrices(models: Sequence[Any]) -> Iterator[_Watched]:
         for name, parameter in model.named_parameters():
             if (
                 not parameter.requires_grad
-                or parameter.dim() < 2
-                or getattr(parameter, "sequence_parallel", False)
                 or name.endswith(".a")
-                or "router" in name
+                # Megatron adds these up over tensor ranks; routers alone are summed like that here.
+                or (
+                    parameter.dim() > 1
+                    and getattr(parameter, "sequence_parallel", False)
+                    and "router" not in name
+                )
             ):
                 continue
             own = next((one for one in layers if name.startswith(one)), None)
             title = name if own is None else f"{layers[own]}{name.removeprefix(own)}"
+            if parameter.dim() < 2:
+                yield _Watched(title, parameter, "vector", *_spread(parameter))
+                continue
             # The last stage's copy of the embedding, where logits are not taken piece by piece:
             # with the first stage's it has the sum of both.
             copied = shared and parameter is not head and "output_layer" in name
             if parameter is not head and "embedding" not in name and not copied:
+                if "router" in name:
+                    # All rows: experts without a token get nothing.
+                    yield _Watched(title, parameter, "router", len(parameter))
+                    continue
                 kind = "experts" if ".experts." in name else "matrix"
                 yield _Watched(title, parameter, kind, *_spread(parameter))
                 continue

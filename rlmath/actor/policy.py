@@ -285,7 +285,7 @@ class MegatronActor(RankModel):
         done.first = values if index == 0 else done.first
         if self.reports:
             done.left_out.append(off_policy(outcomes, minibatch.batch))
-            done.reports.append(sequence_report(index, minibatch, outcomes))
+            done.reports.append(sequence_report(index, minibatch, outcomes, plan))
         if plan.traced and values is not None:
             done.traces += traces_of(
                 minibatch, values, plan.objective, plan.traced, index, decision.discard

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.schedule import OnLogProbs
+from rlmath.actor.second_gradient import second_gradients
 from rlmath.actor.sequence_report import SequenceReport, sums_of_sequences
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.alignment import token_lags
@@ -82,7 +84,7 @@ def policy_loss(
 
 
 def sequence_report(
-    index: int, share: Share, outcomes: Sequence[tuple[LossOutput, TokenValues]]
+    index: int, share: Share, outcomes: Sequence[tuple[LossOutput, TokenValues]], plan: StepPlan
 ) -> SequenceReport:
     """Contributions of a rank's sequences to the loss and their gradients; on ranks of the last
     stage, after the backward pass.
@@ -91,12 +93,20 @@ def sequence_report(
         index: Index of the minibatch.
         share: Share of the rank.
         outcomes: Outcomes of its micro-batches.
+        plan: Plan of the step.
     """
     batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
     digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)
     sums = [v.sequence_sums for _, v in outcomes if v.sequence_sums is not None]
+    values = concatenate([one for _, one in outcomes])
+    log_probs = torch.zeros(batch.loss_mask.numel())
+    log_probs[values.response_rows.cpu()] = values.log_probs
     return SequenceReport(
-        torch.full((len(order),), index), share.places[order], digests[order], torch.cat(sums).cpu()
+        torch.full((len(order),), index),
+        share.places[order],
+        digests[order],
+        torch.cat(sums).cpu(),
+        second_gradients(share, log_probs, plan)[order],
     )
 
 

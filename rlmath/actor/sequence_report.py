@@ -3,6 +3,7 @@ it. The driver compares it with the expected values."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from rlmath.algorithms.losses import LossInputs
 
 # Columns of ``SequenceReport.sums``.
-ADVANTAGE, PULL, SIZE, GRADIENT = range(4)
+ADVANTAGE, PULL, SIZE, GRADIENT, ENTROPY, OLD, REFERENCE = range(7)
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,18 @@ class SequenceReport:
         minibatches: ``[n]`` int64, minibatch of each sequence.
         places: ``[n]`` int64, index in the step.
         tokens: ``[n]`` int64, see ``token_digest``.
-        sums: ``[n, 4]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
-            ``w f |A|``, and over all tokens of the gradient ``d loss / d l``. The last is NaN if no
-            backward pass reached the log-probs.
+        sums: ``[n, 7]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
+            ``w f |A|``, and over all tokens of the gradients ``d loss / d l``, which is NaN if no
+            backward pass reached the log-probs, and ``d loss / d entropy``, and of the old and the
+            reference log-probs.
+        second: ``[n, 3]`` float64, see ``second_gradients``.
     """
 
     minibatches: Tensor
     places: Tensor
     tokens: Tensor
     sums: Tensor
+    second: Tensor
 
     @classmethod
     def join(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
@@ -42,11 +46,12 @@ class SequenceReport:
             torch.cat([one.places for one in parts]),
             torch.cat([one.tokens for one in parts]),
             torch.cat([one.sums for one in parts]),
+            torch.cat([one.second for one in parts]),
         )
 
 
 def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
-    """``[count, 4]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
+    """``[count, 7]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
     fills in the gradient.
 
     Args:
@@ -58,17 +63,22 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
     if inputs.policy_factors is not None:
         weights = weights * inputs.zero_masked(inputs.policy_factors).double()
     columns = [advantages, weights * advantages, weights * advantages.abs()]
-    columns.append(torch.full_like(advantages, torch.nan))
-    found = advantages.new_zeros(count, 4)
+    none, reference = torch.zeros_like(advantages), inputs.ref_log_probs
+    columns += [torch.full_like(advantages, torch.nan), none, inputs.old_log_probs.double()]
+    columns.append(none if reference is None else reference.double())
+    found = advantages.new_zeros(count, 7)
     found.index_add_(0, inputs.sequence_ids, torch.stack(columns, dim=1))
 
     # A hook that refers to its own tensor, as ``inputs`` does, would keep the graph for ever.
     sequences = inputs.sequence_ids
 
-    def receive(gradient: Tensor) -> None:
+    def receive(column: int, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return  # The loss has no such term.
         total = found.new_zeros(count).index_add_(0, sequences, gradient.double())
-        found[:, GRADIENT] = total
+        found[:, column] = total
 
-    if inputs.log_probs.requires_grad:
-        inputs.log_probs.register_hook(receive)
+    for column, values in ((GRADIENT, inputs.log_probs), (ENTROPY, inputs.entropy)):
+        if values is not None and values.requires_grad:
+            values.register_hook(functools.partial(receive, column))
     return found

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from rlmath.actor import policy, policy_loss, rank_step
-from rlmath.algorithms.losses import LOSSES
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from tests.distributed import healthy_steps
 from tests.distributed.rank_pool import RankPool
@@ -29,7 +28,7 @@ def clip_ten_times_as_wide(worker: Any) -> None:
     original = policy_loss.policy_objective
 
     def wide(inputs: Any, settings: Any) -> Any:
-        options = LOSSES.options(settings.loss)()
+        options = settings.loss_options
         names = [f.name for f in dataclasses.fields(options) if f.name.startswith("clip")]
         own = {n: min(1.0, 10 * (getattr(options, n) or 0.0)) for n in names[:2]}
         options = dataclasses.replace(options, **own)
@@ -204,12 +203,13 @@ def clipped_by_a_part_of_the_norm(worker: Any) -> None:
 
 def least_objective_becomes_largest(worker: Any) -> None:
     """``min(r A, clip(r) A)`` is a maximum."""
-    from rlmath.algorithms.losses import ppo_clip
 
     class Swapped:
         maximum = staticmethod(torch.minimum)
 
-    ppo_clip.torch = Swapped  # type: ignore[assignment]
+    # The package has a function of the module's name.
+    module: Any = sys.modules["rlmath.algorithms.losses.ppo_clip"]
+    module.torch = Swapped
 
 
 def first_minibatch_twice(worker: Any) -> None:
@@ -236,13 +236,127 @@ def group_of_the_last_step(worker: Any) -> None:
     healthy_steps.groups_of = again
 
 
+# -- the third plan -----------------------------------------------------------------------------
+
+
+def half_of_each_sequence(worker: Any) -> None:
+    """The first half of each response has all of its weight."""
+    backward = worker.actor._backward
+
+    def first_half(weights: torch.Tensor) -> torch.Tensor:
+        own = weights.clone()
+        half = (len(own) + 1) // 2
+        own[half:], own[:half] = 0.0, own[:half] * (len(own) / half)
+        return own
+
+    def moved(share: Any, *rest: Any, **options: Any) -> Any:
+        parts = share.weights.split(share.batch.response_lengths.tolist())
+        weights = torch.cat([first_half(one) for one in parts])
+        return backward(dataclasses.replace(share, weights=weights), *rest, **options)
+
+    worker.actor._backward = moved
+
+
+def without_gradient(worker: Any, ending: str, change: Any = None) -> None:
+    for name, one in worker.actor.module.named_parameters():
+        if name.endswith(ending):
+            one.register_hook(change or (lambda gradient: 0 * gradient))
+
+
+def norms_without_gradient(worker: Any) -> None:
+    without_gradient(worker, "layernorm.weight")
+
+
+def biases_without_gradient(worker: Any) -> None:
+    without_gradient(worker, "linear_qkv.bias")
+
+
+def one_head_without_gradient(worker: Any) -> None:
+    """The first head's queries in each layer."""
+    width = worker.actor.spec.head_dim
+
+    def less(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        gradient[:width] = 0
+        return gradient
+
+    without_gradient(worker, "linear_qkv.weight", less)
+
+
+def embedding_at_twice_the_rate(worker: Any) -> None:
+    finish = worker.actor.finish_minibatch
+    embedding = max(worker.actor.module.parameters(), key=lambda one: one.numel())
+
+    @torch.no_grad()
+    def finishing(discard: bool) -> float:
+        before = embedding.clone()
+        lr = finish(discard)
+        embedding.add_(embedding - before)
+        return lr
+
+    worker.actor.finish_minibatch = finishing
+
+
+def large_epsilon(worker: Any) -> None:
+    for part in optimizer_parts(worker.actor.optimizer):
+        for group in part.optimizer.param_groups:
+            group["eps"] = 1e-3
+
+
+def kl_without_gradient(worker: Any) -> None:
+    from rlmath.algorithms import objective
+
+    original = objective.kl_estimate
+    objective.kl_estimate = lambda *given: original(*given).detach()
+
+
+def entropy_without_gradient(worker: Any) -> None:
+    original = policy_loss.policy_objective
+
+    def detached(inputs: Any, settings: Any) -> Any:
+        return original(dataclasses.replace(inputs, entropy=inputs.entropy.detach()), settings)
+
+    policy_loss.policy_objective = detached
+
+
+def correction_is_lost(worker: Any) -> None:
+    """The correction is measured, and every factor is 1."""
+    original = rank_step.correct
+
+    def lost(*given: Any) -> Any:
+        found = original(*given)
+        return dataclasses.replace(found, weights=torch.ones_like(found.weights))
+
+    rank_step.correct = lost
+
+
+def micro_batch_twice(worker: Any) -> None:
+    """The first micro-batch of each minibatch goes back with twice its loss."""
+    original = policy.policy_loss
+
+    def doubled(*given: Any) -> Any:
+        objective, numbers = original(*given), iter(range(10**6))
+
+        def of(*inputs: Any) -> Any:
+            loss, kept = objective(*inputs)
+            return (loss if next(numbers) else 2 * loss), kept
+
+        return of
+
+    policy.policy_loss = doubled
+
+
 PLAIN = ("quickstart", "actor.tensor_parallel=1")
+# So narrow that ratios of the second minibatch leave it.
+NARROW = tuple(f"algorithm.loss_options.clip_{end}=0.005" for end in ("low", "high"))
+CLIPPED = (*PLAIN, *NARROW)
 ROUNDED = (*PLAIN, "model.dtype=bfloat16")
+WITH_ENTROPY = (*PLAIN, "algorithm.entropy_coef=0.01")
 WITH_KL = (*PLAIN, "algorithm.kl_coef=0.05")
 CORRECTED = (*PLAIN, "algorithm.correction.kind=token_truncate")
 # By the settings that they need.
 FIRST: dict[Callable[[Any], None], tuple[str, ...]] = {
-    clip_ten_times_as_wide: PLAIN,
+    clip_ten_times_as_wide: CLIPPED,
     current_policy_as_old: PLAIN,
     reference_is_the_policy: WITH_KL,
     correction_upside_down: CORRECTED,
@@ -259,14 +373,26 @@ SECOND: dict[Callable[[Any], None], tuple[str, ...]] = {
     betas_exchanged: PLAIN,
     main_parameters_rounded: ROUNDED,
     clipped_by_a_part_of_the_norm: PLAIN,
-    least_objective_becomes_largest: PLAIN,
+    least_objective_becomes_largest: CLIPPED,
     first_minibatch_twice: PLAIN,
     group_of_the_last_step: PLAIN,
+}
+THIRD: dict[Callable[[Any], None], tuple[str, ...]] = {
+    half_of_each_sequence: PLAIN,
+    norms_without_gradient: PLAIN,
+    biases_without_gradient: PLAIN,
+    one_head_without_gradient: PLAIN,
+    embedding_at_twice_the_rate: PLAIN,
+    large_epsilon: PLAIN,
+    kl_without_gradient: WITH_KL,
+    entropy_without_gradient: WITH_ENTROPY,
+    correction_is_lost: CORRECTED,
+    micro_batch_twice: PLAIN,
 }
 
 
 def main() -> int:
-    faults = {one.__name__: (one, words) for one, words in (FIRST | SECOND).items()}
+    faults = {one.__name__: (one, words) for one, words in (FIRST | SECOND | THIRD).items()}
     for name in sys.argv[1:] or faults:
         fault, words = faults[name]
         pool = RankPool()  # Some faults stay in a process.

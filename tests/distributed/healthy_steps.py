@@ -29,6 +29,7 @@ from rlmath.actor.rank_step import RankStep, StepResult
 from rlmath.actor.value import ValueModel
 from rlmath.commands.drill.shrink import shrink
 from rlmath.config.arithmetic import policy_updates, resolve_layout
+from rlmath.config.groups import options
 from rlmath.config.schema import Config, Device
 from rlmath.device import Platform
 from rlmath.engines.requests import prompt_digest
@@ -41,6 +42,7 @@ from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
 from rlmath.training.checks.optimizer_steps import OptimizerSteps
+from rlmath.training.checks.second_gradient import SecondGradient
 from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.still_weights import (
     StillWeights,
@@ -54,13 +56,17 @@ from rlmath.training.plan import plan_step
 from rlmath.training.rank_settings import actor_settings, value_model_settings
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.values import value_metrics
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample, Segments
 from rlmath.weights.gather import BucketGatherer, WeightChanges
 from tests.distributed.rank_pool import RankPool
 
 # Standard deviations between the log-probs of engine and actor, in nats, by the lag.
 NOISE = (0.01, 0.05, 0.1)
 PROMPTS, SAMPLES = 4, 4
+TOOL_CALL: Segments = (("model", 0), ("glue", 2), ("observation", 3), ("glue", 4), ("model", 5))
+
+
+PLAIN = ("quickstart", "actor.tensor_parallel=1")
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,19 @@ class Case:
         model: Of the published ones, shrunk.
         words: Recipe or experiment, and settings.
         lag: Of the oldest tokens, in steps.
+        layers: Of the model, at most.
+        after: Fields of ``algorithm`` that shrinking changes, as they were.
     """
 
     model: str = "Qwen2.5-0.5B"
-    words: tuple[str, ...] = ("quickstart", "actor.tensor_parallel=1")
+    words: tuple[str, ...] = PLAIN
     lag: int = 0
+    layers: int = 2
+    after: tuple[tuple[str, Any], ...] = ()
 
 
-def of_family(model: str, dtype: str) -> Case:
-    return Case(model, ("quickstart", "actor.tensor_parallel=1", f"model.dtype={dtype}"))
+def of(*settings: str, lag: int = 0, model: str = "Qwen2.5-0.5B") -> Case:
+    return Case(model, (*PLAIN, *settings), lag)
 
 
 def on(*layout: str, model: str = "Qwen2.5-0.5B") -> Case:
@@ -93,13 +103,12 @@ TERMS = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0.001")
 # The smallest published model of each architecture.
 FAMILIES = {config["architectures"][0]: name for name, config in reversed(KNOWN.items())}
 LORA = ("lora.rank=4", "lora.alpha=8")
-RECIPES = (
-    *("cispo", "dapo", "dr_grpo", "gspo", "open_r1", "reinforce_pp_baseline", "rlinf_grpo"),
-    *("gsm8k_smoke", "qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron"),
-)
+MOE = "Qwen3-30B-A3B"
+TRUNCATED = "algorithm.correction.kind=token_truncate"
+RECIPES = [*options("recipe"), *options("experiment")]
 CASES: dict[str, Case] = {
     **{
-        f"{name} {dtype}": of_family(name, dtype)
+        f"{name} {dtype}": Case(name, (*PLAIN, f"model.dtype={dtype}"), layers=4)
         for name in FAMILIES.values()
         for dtype in ("float32", "bfloat16")
     },
@@ -107,19 +116,44 @@ CASES: dict[str, Case] = {
     "DP 2": on("data_parallel=2"),
     "PP 2": on("pipeline_parallel=2"),
     "CP 2": on("context_parallel=2"),
+    "TP 2, PP 2": on("tensor_parallel=2", "pipeline_parallel=2"),
+    "TP 2, DP 2": on("tensor_parallel=2", "data_parallel=2"),
     "LoRA": on(*LORA),
     "LoRA TP 2": on("tensor_parallel=2", *LORA),
     "LoRA DP 2": on("data_parallel=2", *LORA),
     "LoRA PP 2": on("pipeline_parallel=2", *LORA),
-    "MoE EP 2": on("data_parallel=2", "expert_parallel=2", model="Qwen3-30B-A3B"),
-    "MoE TP 2": on("tensor_parallel=2", model="Qwen3-30B-A3B"),
-    "value model": Case(words=("quickstart", "actor.tensor_parallel=1", "algorithm.advantage=gae")),
+    "MoE EP 2": on("data_parallel=2", "expert_parallel=2", model=MOE),
+    "MoE TP 2": on("tensor_parallel=2", "sequence_parallel=true", model=MOE),
+    "MoE, sigmoid, EP 2": on("data_parallel=2", "expert_parallel=2", model="GLM-4.5-Air"),
+    "MoE, replayed routes": on("routing_replay=old_log_probs", model=MOE),
+    "value model": of("algorithm.advantage=gae"),
     "value model TP 2": Case(words=("quickstart", "algorithm.advantage=gae")),
-    "lagged": Case(words=("quickstart", "algorithm.correction.kind=token_truncate", *TERMS), lag=2),
-    "lagged, old log-probs of engines": Case(
-        words=("quickstart", "algorithm.old_log_probs=engine"), lag=2
+    "lagged": Case(words=("quickstart", TRUNCATED, *TERMS), lag=2),
+    "lagged, old log-probs of engines": of("algorithm.old_log_probs=engine", lag=2),
+    "pipelined": of("rollout.schedule=pipelined", TRUNCATED, lag=1),
+    "continuous": of("rollout.schedule=continuous", TRUNCATED, *TERMS, lag=2),
+    "continuous, off-policy mask": of(
+        "rollout.schedule=continuous",
+        TRUNCATED,
+        "algorithm.correction.off_policy_mask_kl=0.01",
+        lag=2,
     ),
-    **{name: Case(words=(name,)) for name in RECIPES},
+    "tools": Case(words=("quickstart_tools", *TERMS)),
+    "tools, value model": Case(words=("quickstart_tools", "algorithm.advantage=gae")),
+    "prompts not shared": of("actor.share_prompts=never"),
+    "KL in the reward": of("algorithm.kl_coef=0.05", "algorithm.kl_in=reward"),
+    "averaged reference": of("algorithm.kl_coef=0.05", "algorithm.reference.kind=averaged"),
+    "tokens of high entropy": of("algorithm.entropy_top_share=0.2"),
+    "cosine": of("actor.optimizer.schedule=cosine", "actor.optimizer.weight_decay=0.1"),
+    **{name: Case(words=(name,)) for name in RECIPES if name != "distill"},
+    # Shrinking removes the teacher.
+    "distill": Case(
+        words=("distill", "teacher.path=none"),
+        after=(
+            *(("advantage", "teacher"), ("advantage_options", {})),
+            *(("distill_coef", 1.0), ("distill_clip", 5.0)),
+        ),
+    ),
 }
 
 
@@ -127,7 +161,9 @@ def write_model(folder: Path, fields: dict[str, Any]) -> None:
     """A model of a family with random weights."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     kind = next(kind for kind, one in names if one == fields["architectures"][0])
     torch.manual_seed(0)
@@ -141,8 +177,10 @@ def settings_of(case: Case, folder: Path, steps: int) -> Config:
     sizes = (f"algorithm.prompts_per_step={PROMPTS}", f"algorithm.group_size={SAMPLES}")
     words = (*case.words, f"model.path={case.model}", *sizes)
     shrunk = shrink(words, folder, None, steps)
-    write_model(Path(shrunk.config.model.path), shrunk.model)
-    return shrunk.config
+    layers = min(case.layers, shrunk.model["num_hidden_layers"])
+    write_model(Path(shrunk.config.model.path), shrunk.model | {"num_hidden_layers": layers})
+    algorithm = dataclasses.replace(shrunk.config.algorithm, **dict(case.after))
+    return dataclasses.replace(shrunk.config, algorithm=algorithm)
 
 
 def groups_of(config: Config, step: int, lag: int) -> list[Group]:
@@ -154,7 +192,7 @@ def groups_of(config: Config, step: int, lag: int) -> list[Group]:
         prompt = tuple(draw.integers(0, VOCABULARY_SIZE, int(draw.integers(3, 20))).tolist())
         scored = []
         for index in range(SAMPLES):
-            length = int(draw.integers(2, config.rollout.max_response_tokens + 1))
+            length = int(draw.integers(6, config.rollout.max_response_tokens + 1))
             tokens = draw.integers(0, VOCABULARY_SIZE, length).astype(np.int32)
             # The weights changed in the middle of a response.
             version = max(0, step - 1 - int(draw.integers(0, lag + 1)))
@@ -164,17 +202,17 @@ def groups_of(config: Config, step: int, lag: int) -> list[Group]:
             ended = "stop" if length < config.rollout.max_response_tokens else "length"
             log_probs = np.full(length, -5.0, np.float32)
             sample = Sample(
-                name,
-                index,
-                tokens,
-                log_probs,
-                "",
-                ended,
-                spans,
-                step,
-                0,
-                None,
-                prompt_digest(prompt),
+                problem_id=name,
+                index=index,
+                token_ids=tokens,
+                log_probs=log_probs,
+                text="",
+                finish_reason=ended,
+                spans=spans,
+                seed=(step * PROMPTS + place) * SAMPLES + index,
+                engine=0,
+                prompt_digest=prompt_digest(prompt),
+                segments=TOOL_CALL if config.rollout.tools else ONE_TURN,
             )
             # Groups of equal rewards as well.
             right = bool(draw.integers(0, 2)) if place else False
@@ -196,7 +234,12 @@ def run_of(config: Config, step: int) -> Any:
 
 def batch_of(config: Config, step: int, lag: int) -> StepBatch:
     rewards = run_of(config, step).sampling.rewards
-    return StepBatch.of(config.algorithm, groups_of(config, step, lag), rewards, step - 1)
+    groups, teacher = groups_of(config, step, lag), None
+    if config.algorithm.distill_coef:
+        draw = np.random.default_rng(step)
+        samples = [one.sample for group in groups for one in group.samples]
+        teacher = [draw.normal(-5, 1, len(one.token_ids)).astype(np.float32) for one in samples]
+    return StepBatch.of(config.algorithm, groups, rewards, step - 1, teacher)
 
 
 def plan_of(config: Config, step: int) -> StepPlan:
@@ -244,13 +287,15 @@ def on_rank(
         plan = plan_of(config, step)
         sequences: Any = batch.sequences
         shard = actor.shard_of(sequences, plan, plan.seed)
-        own = actor.shard_log_probs(shard)
-        if own is not None:
-            draw = torch.Generator().manual_seed(step)
-            noise = torch.randn(own.log_probs.shape, generator=draw) * NOISE[lag]
-            shard = shard.with_values(engine_log_probs=own.log_probs + noise)
         work = RankStep(actor, value_model, shard)
         work.run_passes(plan)
+        own = work.shard.batch.old_log_probs
+        if own is None and (found := actor.shard_log_probs(shard)) is not None:
+            own = found.log_probs
+        if own is not None:
+            draw = torch.Generator().manual_seed(step)
+            noise = torch.randn(own.shape, generator=draw) * NOISE[lag]
+            work.shard = work.shard.with_values(engine_log_probs=own + noise)
         advantages = None
         if not plan.values:
             advantages = batch.advantages(config).select(shard.places)
@@ -268,7 +313,7 @@ def on_rank(
 def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
     """What the step checks of the driver say."""
     checks: list[StepCheck] = [
-        *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts()),
+        *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts(), SecondGradient()),
         *(ChangedWeights(), OptimizerSteps(), StillWeights()),
     ]
     said = []
@@ -282,7 +327,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
         report = StepResult.join([one.report for one in ranks])
         metrics = {
             "train/kl_coef": config.algorithm.kl_coef,
-            "train/entropy_coef": config.algorithm.entropy_coef,
+            "train/entropy_coef": plan.objective.entropy_coef,
             **({} if report.policy is None else update_metrics(report.policy)),
             **({} if report.values is None else value_metrics(report.values)),
         }
@@ -318,9 +363,13 @@ def main() -> int:
         print("\n".join(CASES))
         return 0
     pool, alarms = RankPool(timeout_s=3600.0), 0
+    print("| case | steps | sentences | seconds |\n|---|---|---|---|", flush=True)
     for name in given.cases or CASES:
         began_s = time.monotonic()
-        said = run(pool, CASES[name], given.steps)
+        try:
+            said = run(pool, CASES[name], given.steps)
+        except RuntimeError as error:
+            said = [str(error)[-300:]]
         alarms += len(said)
         seconds = time.monotonic() - began_s
         print(f"| {name} | {given.steps} | {len(said)} | {seconds:.0f} |", flush=True)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from rlmath.commands.drill import in_driver, in_engines, in_ranks, in_samples, in_saves, in_update
+from rlmath.commands.drill import (
+    in_driver,
+    in_engines,
+    in_ranks,
+    in_routers,
+    in_samples,
+    in_saves,
+    in_update,
+)
 from rlmath.commands.drill.fault import Fault
 from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
@@ -11,6 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     *in_ranks.FAULTS,
     *in_samples.FAULTS,
     *in_update.FAULTS,
+    *in_routers.FAULTS,
     *in_saves.FAULTS,
     *in_engines.FAULTS,
     *in_driver.FAULTS,

@@ -204,7 +204,7 @@ def end_update(worker: Any) -> None:
 def freeze_a_layer(worker: Any) -> None:
     """One layer is never updated."""
     if worker.actor.parallel.pp_rank == 0:
-        _keeping(worker, worker.actor, lambda name: ".layers.0." in name)
+        keep_weights(worker, worker.actor, lambda name: ".layers.0." in name)
 
 
 @rank_fault(
@@ -217,7 +217,7 @@ def freeze_a_layer(worker: Any) -> None:
 def freeze_a_layer_of_values(worker: Any) -> None:
     """One layer of the value model is never updated."""
     if worker.actor.parallel.pp_rank == 0:
-        _keeping(worker, worker.value_model, lambda name: ".layers.0." in name)
+        keep_weights(worker, worker.value_model, lambda name: ".layers.0." in name)
 
 
 @rank_fault(
@@ -230,10 +230,13 @@ def freeze_a_layer_of_values(worker: Any) -> None:
 def half_update(worker: Any) -> None:
     """One tensor-parallel rank misses the update of every second layer."""
     if worker.actor.parallel.tp_rank == worker.actor.layout.tensor_parallel - 1:
-        _keeping(worker, worker.actor, lambda name: ".layers.0." in name or ".layers.2." in name)
+        keep_weights(
+            worker, worker.actor, lambda name: ".layers.0." in name or ".layers.2." in name
+        )
 
 
-def _keeping(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
+def keep_weights(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
+    """Take back what each update makes of a model's parameters, by their names."""
     import torch
 
     parameters = [p for name, p in model.module.named_parameters() if chosen(name)]

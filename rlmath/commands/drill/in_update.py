@@ -17,7 +17,7 @@ from rlmath.commands.drill.in_samples import (
     no_data_parallel,
     unknown_advantages,
 )
-from rlmath.config.algorithm import KlPlace, ReferenceKind
+from rlmath.config.algorithm import KlPlace, ReferenceKind, needs_old_log_probs
 from rlmath.config.optimizer import Schedule
 from rlmath.config.schema import Config
 
@@ -134,6 +134,47 @@ def turn_the_entropy(worker: Any) -> None:
     _with_objective(worker, entropy_coef=lambda coef: -coef)
 
 
+def _one_minibatch(config: Config) -> str | None:
+    algorithm = config.algorithm
+    if algorithm.minibatches_per_step > 1 and needs_old_log_probs(algorithm):
+        return None
+    return "algorithm.minibatches_per_step=1, or old log-probs come with no pass of the actor"
+
+
+@rank_fault(
+    FAULTS,
+    "other_old_log_probs",
+    "check: log-probs in the loss",
+    "sequences had other .*log-probs in the loss",
+    missing=_one_minibatch,
+)
+def take_other_log_probs(worker: Any) -> None:
+    """From the second minibatch on, each sequence has old log-probs of the next one."""
+
+    def updating(update: Any, share: Any, plan: Any, begin: int, index: int, *more: Any) -> None:
+        if index:
+            old = share.batch.old_log_probs.roll(-int(share.batch.response_lengths[0]))
+            batch = dataclasses.replace(share.batch, old_log_probs=old)
+            share = dataclasses.replace(share, batch=batch)
+        update(share, plan, begin, index, *more)
+
+    wrap(worker, worker.actor, "_update_minibatch", updating)
+
+
+@rank_fault(
+    FAULTS,
+    "no_kl_gradient",
+    "check: a second formula of the objective",
+    "a second formula gives",
+    missing=_no_kl,
+)
+def detach_the_kl(worker: Any) -> None:
+    """The KL term is in the loss, and has no gradient."""
+    from rlmath.algorithms import objective
+
+    wrap(worker, objective, "kl_estimate", lambda estimate, *x: estimate(*x).detach())
+
+
 # -- weights and optimizer ----------------------------------------------------------------------
 
 
@@ -149,10 +190,15 @@ def _after_steps(worker: Any, change: Callable[[], None]) -> None:
     wrap(worker, worker.actor, "finish_minibatch", finishing)
 
 
-def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+def remember(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+    """Keep the values of frozen weights for :func:`put_back`."""
     worker.actor.load_parameters()
     # A reference is in other tensors after each pass.
     worker.__dict__[_STILL] = tensors, [one.detach().clone() for one in tensors()]
+
+
+def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
+    remember(worker, tensors)
 
     def move() -> None:
         worker.actor.load_parameters()
@@ -265,9 +311,13 @@ def begin_the_schedule_again(worker: Any) -> None:
     worker.actor.scheduler.step(0)
 
 
-def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
-    """Change the gradient of one matrix of the last layer, of each micro-batch by its number."""
-    _, matrix = worker.actor.gradient_shares.layers[-1]
+def last_matrix(worker: Any) -> Any:
+    """One matrix of the last layer."""
+    return worker.actor.gradient_shares.layers[-1][1]
+
+
+def with_gradient(worker: Any, matrix: Any, change: Callable[[int, Any], Any]) -> None:
+    """Change the gradient of a matrix, of each micro-batch by its number."""
 
     def running(run: Callable[..., Any], *arguments: Any) -> Any:
         numbers = itertools.count()
@@ -283,13 +333,15 @@ def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
 @rank_fault(FAULTS, "no_layer_gradient", SHARES, "adds nothing to it")
 def drop_a_layers_gradient(worker: Any) -> None:
     """One matrix gets no gradient, and moves on by Adam's moments."""
-    _with_gradient(worker, lambda number, gradient: 0 * gradient)
+    with_gradient(worker, last_matrix(worker), lambda number, gradient: 0 * gradient)
 
 
 @rank_fault(FAULTS, "no_share_of_layer", SHARES, "adds nothing to it")
 def drop_a_layers_micro_batch(worker: Any) -> None:
     """One matrix gets no gradient from the first micro-batch."""
-    _with_gradient(worker, lambda number, gradient: gradient if number else 0 * gradient)
+    with_gradient(
+        worker, last_matrix(worker), lambda number, gradient: gradient if number else 0 * gradient
+    )
 
 
 @rank_fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlmath.training.checks.base import STEP_CHECKS, StepChecks
+from rlmath.training.checks.chosen import ChosenGroups
 from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
@@ -12,6 +13,7 @@ from rlmath.training.checks.optimizer_steps import OptimizerSteps
 from rlmath.training.checks.prefix_cache import PrefixCache
 from rlmath.training.checks.residue import LeftoverMemory
 from rlmath.training.checks.samples import SampledResponses
+from rlmath.training.checks.second_gradient import SecondGradient
 from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.still_teacher import StillTeacher
 from rlmath.training.checks.still_weights import StillWeights
@@ -24,6 +26,7 @@ def step_checks() -> StepChecks:
     return StepChecks(
         [
             IndependentSamples(),
+            ChosenGroups(),
             SampledResponses(),
             # Before the gate asks the engines for samples, which leave blocks in the cache.
             PrefixCache(),
@@ -31,6 +34,7 @@ def step_checks() -> StepChecks:
             Invariants(agreement.gate),
             TrainedSequences(),
             LossParts(),
+            SecondGradient(),
             ChangedWeights(),
             OptimizerSteps(),
             StillWeights(),

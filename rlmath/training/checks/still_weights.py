@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from rlmath.actor.worker import ActorWorker
 
 _NAMED = 3
+# Training has no balancing of experts that would move it (``rlmath/actor/experts.py``).
+SELECTION_BIAS = "e_score_correction_bias"
 
 
 class StillWeights(StepCheck):
-    """A frozen reference and the base model under LoRA stay as they are; copies of the model on
-    several data-parallel ranks, and what tensor ranks and stages hold twice, stay alike."""
+    """A frozen reference, the base model under LoRA and the biases by which routers select experts
+    stay as they are; copies of the model on several data-parallel ranks, and what tensor ranks and
+    stages hold twice, stay alike."""
 
     def __init__(self) -> None:
         self._begun = False
+        # Fingerprints of selection biases.
+        self._biases: dict[str, int] = {}
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
         if not self._begun and now.batch is not None and has_frozen_weights(now.run.config):
@@ -34,6 +39,10 @@ class StillWeights(StepCheck):
 
     def after_update(self, now: AfterUpdate) -> Metrics:
         broken = different_copies(now.changes) + find_drift(now.changes)
+        prints = now.changes[0].fingerprints if now.changes else {}
+        biases = {name: one for name, one in prints.items() if name.endswith(SELECTION_BIAS)}
+        broken += find_moved([[n for n, one in biases.items() if self._biases.get(n, one) != one]])
+        self._biases = biases
         if self._begun:
             broken += find_moved(now.run.actor.call(compare_again))
         report(now.run.config, broken, now.step, now.monitor)

@@ -144,7 +144,7 @@ def test_layer_that_no_backward_pass_reaches_is_named():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Layer, "forward", detached)
         found = judge(model, shares, run(model, shares, batches()))
-    assert found.place.startswith("micro-batch 0, layer 0: linear.weight and 2 more")
+    assert found.place.startswith("micro-batch 0, layer 0: linear.weight and 5 more")
 
 
 @pytest.mark.parametrize("change", [torch.zero_, lambda one: one.mul_(2.0)])
@@ -191,14 +191,16 @@ def test_gradient_that_a_product_added_is_read_from_the_buffer():
 
 
 def test_every_matrix_is_looked_at_in_turn(monkeypatch):
-    monkeypatch.setattr("rlmath.actor.gradient_shares.MAX_TENSORS", 1)
+    for limit in ("MAX_TENSORS", "MAX_VECTORS"):
+        monkeypatch.setattr(f"rlmath.actor.gradient_shares.{limit}", 1)
     model = Model()
     shares = GradientShares([model], Groups())
     seen = []
     for _ in range(3):
         run(model, shares, batches())
-        seen.append(*shares._given)
-    assert seen == [0, 1, 0]
+        seen.append(list(shares._given))
+    # Norms as well.
+    assert seen == [[1, 0], [3, 2], [1, 0]]
 
 
 def test_micro_batch_computed_again_in_two_parts_is_compared():

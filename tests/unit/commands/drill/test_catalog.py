@@ -43,17 +43,19 @@ def test_what_is_replaced_exists(module, names):
         assert callable(found)
 
 
-def test_each_fault_is_complete():
+def test_each_fault_is_complete(tmp_path):
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     values = load(["experiment=quickstart", "algorithm.advantage=gae"])
     terms = ["algorithm.kl_coef=0.1", "algorithm.entropy_coef=0.01"]
     optimizer = ["actor.optimizer.schedule=cosine", "actor.data_parallel=2"]
     rest = load(["experiment=quickstart", *terms, *optimizer])
     adapters = load(["experiment=quickstart", "actor.lora.rank=4"])
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["GLM-4.5-Air"]))
+    moe = load(["experiment=quickstart", f"model.path={tmp_path}"])
     for fault in FAULTS:
         re.compile(fault.says)
         assert fault.where in ("ranks", "engine", "driver", "data")
-        assert None in [fault.missing(one) for one in (values, rest, adapters)], fault.name
+        assert None in [fault.missing(one) for one in (values, rest, adapters, moe)], fault.name
         assert fault.from_step + fault.latest - 1 <= 4
 
 

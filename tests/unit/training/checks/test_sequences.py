@@ -44,7 +44,8 @@ def reported(advantages, loss="ppo_clip", noise=0.0):
     sums = sums_of_sequences(inputs, 4)
     assert sums[:, GRADIENT].isnan().all()
     policy_objective(inputs, ObjectiveSettings(loss=loss)).loss.backward()
-    return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums)
+    second = torch.full((4, 3), torch.nan)
+    return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums, second)
 
 
 def test_the_report_of_a_micro_batch_keeps_none_of_its_graph():
@@ -85,7 +86,7 @@ def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss):
     assert wrong_gradients(report, 0.0, alone=True) == []
     report = reported(by_token(ADVANTAGES), loss, noise=0.01)
     assert wrong_gradients(report, 0.01, alone=True) == []
-    turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1]))
+    turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1, 1, 1, 1]))
     assert "of 3 of 4 sequences" in wrong_gradients(turned, 0.01, alone=True)[0]
 
 

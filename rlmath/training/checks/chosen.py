@@ -1,0 +1,74 @@
+"""The problems of a step: what the filter left, and what the stream gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlmath.config.data import DataConfig
+from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
+from rlmath.types import Group
+
+# Of a false alarm: two epochs are shuffled alike.
+CHANCE = 1e-9
+# What the samples of a group that passes a filter have, at least two of.
+DIFFERENT: dict[str, tuple[str, Callable[[Group], set[Any]]]] = {
+    "variance": ("rewards", lambda group: {s.reward for s in group.samples} - {None}),
+    "accuracy": ("grades", lambda group: {s.correct for s in group.samples} - {None}),
+}
+
+
+class ChosenGroups(StepCheck):
+    """Groups pass the filter, and steps do not begin with the same problems."""
+
+    def __init__(self) -> None:
+        self._problems: list[str] = []
+        self._log_chance = 0.0
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        broken = equal_groups(now.run.config.algorithm.filter.keep, now.groups)
+        problems = [group.problem.id for group in now.finished]
+        broken += self._again(problems, now.run.config.data)
+        report(now.run.config, broken, now.step, now.monitor)
+        return {}
+
+    def _again(self, problems: list[str], data: DataConfig) -> list[str]:
+        """A sentence if shuffled problems come in the order of the last steps.
+
+        Args:
+            problems: Ids of the problems of the step, in order.
+            data: Settings of the stream.
+        """
+        count = min(len(problems), len(self._problems))
+        same = data.shuffle and data.source is None and count > 1
+        if same and problems[:count] == self._problems[:count]:
+            self._log_chance -= math.lgamma(count + 1)
+        else:
+            self._log_chance = 0.0
+        self._problems = problems
+        if self._log_chance > math.log(CHANCE):
+            return []
+        return [
+            f"the first {count} problems are those of the last step, in the same order (such as "
+            f"{problems[0]}), though data.shuffle is true: the stream does not advance"
+        ]
+
+
+def equal_groups(keep: str, groups: Sequence[Group]) -> list[str]:
+    """A sentence if a group is trained on that the filter drops.
+
+    Args:
+        keep: ``algorithm.filter.keep``.
+        groups: To train on.
+    """
+    if keep not in DIFFERENT:
+        return []
+    what, values = DIFFERENT[keep]
+    wrong = [group.problem.id for group in groups if len(values(group)) < 2]
+    if not wrong:
+        return []
+    return [
+        f"the samples of {len(wrong)} of {len(groups)} groups have equal {what} (such as those of "
+        f"problem {wrong[0]}), though algorithm.filter.keep={keep} drops such groups"
+    ]

@@ -1,0 +1,73 @@
+"""Groups that the filter drops, and a stream that does not advance."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.config.load import load
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.chosen import ChosenGroups, equal_groups
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+
+def group(name: str, rewards: tuple[float | None, ...]) -> Group:
+    samples = []
+    for index, reward in enumerate(rewards):
+        one = Sample(
+            problem_id=name,
+            index=index,
+            token_ids=np.arange(3, dtype=np.int32),
+            log_probs=np.zeros(3, np.float32),
+            text="",
+            finish_reason="stop",
+            spans=((0, 0),),
+            seed=index,
+            engine=0,
+        )
+        right = None if reward is None else reward > 0
+        samples.append(GradedSample(one, reward, right, "correct" if right else "wrong"))
+    return Group(Problem(name, "", (1,), ("1",)), tuple(samples))
+
+
+def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them() -> None:
+    mixed, equal = group("a", (1.0, 0.5)), group("b", (1.0, 1.0, None))
+    assert equal_groups("all", [equal]) == [] == equal_groups("variance", [mixed])
+    assert (
+        "1 of 2 groups have equal rewards (such as those of problem b)"
+        in (equal_groups("variance", [mixed, equal])[0])
+    )
+    assert "equal grades (such as those of problem a)" in equal_groups("accuracy", [mixed])[0]
+
+
+def step(check: ChosenGroups, number: int, names: str, **data: Any) -> None:
+    config = load(["experiment=quickstart", *(f"data.{k}={v}" for k, v in data.items())])
+    groups = [group(name, (0.0, 1.0)) for name in names]
+    now = SimpleNamespace(
+        run=SimpleNamespace(config=config),
+        monitor=None,
+        step=number,
+        finished=groups,
+        groups=groups,
+    )
+    check.before_update(now)  # type: ignore[arg-type]
+
+
+def test_problems_of_the_last_step_in_its_order_are_named() -> None:
+    names, check = "abcdefghijklmnop", ChosenGroups()
+    step(check, 1, names)
+    step(check, 2, "ba" + names[2:])
+    with pytest.raises(InvariantError, match="first 16 problems are those of the last step"):
+        step(check, 3, "ba" + names[2:])
+    check = ChosenGroups()
+    for number in (1, 2, 3):
+        step(check, number, names, shuffle="false")
+
+
+def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
+    check = ChosenGroups()
+    for number in (1, 2):
+        step(check, number, "abcdefgh")
+    with pytest.raises(InvariantError):
+        step(check, 3, "abcdefgh")
