@@ -23,8 +23,8 @@ from rlmath.weights.hf_files import HfFolderReader
 from tests.support.actors import build, in_float64, make_batch
 from tests.support.models import make_config, perturb
 
-DENSE = ("qwen2", "qwen3", "olmo3")
-EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")
+DENSE = ("qwen2", "qwen3", "olmo3", "qwen3_5")
+EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3", "qwen3_next")
 # What these add is the names of their files, or a part of another's.
 MORE_DENSE = ("qwen2_tied", "llama3", "mistral", "phi3", "olmo2")
 MORE_EXPERTS = ("qwen3_235b",)

@@ -91,6 +91,14 @@ LATENT = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
 }
+DELTA_NET = {
+    "head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
+DELTA_MOE = DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 20}
 # transformers' name, and what is other than ``SIZES``. 6 is not the width of a head that follows
 # from the hidden size.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,6 +146,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": ("Glm4Moe", {"head_dim": 8, **GLM4}),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "qwen3_5": ("Qwen3_5Text", DELTA_NET),
+    "qwen3_5_moe": ("Qwen3_5MoeText", DELTA_MOE),
+    "qwen3_next": ("Qwen3Next", DELTA_MOE | {"mlp_only_layers": [2]}),
     # The width of what vLLM keeps of a token is the one that its CPU kernel has.
     "deepseek_v3_in_vllm": (
         "DeepseekV3",
