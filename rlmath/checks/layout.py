@@ -155,6 +155,9 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
     elif model.qk_norm is QkNorm.all_heads:
         together = f"{model.kv_heads} key-value heads, which are normalized together,"
         sizes.append((together, model.kv_heads))
+    if model.linear is not None:
+        heads = model.linear.key_heads
+        sizes.append((f"{heads} key heads of linear attention", heads))
     if part == "actor" and model.latent is not None:
         rank, both = model.latent.query_rank, model.latent.kv_rank + model.latent.rotary_dim
         sizes += [(f"q_lora_rank {rank}", rank), (f"kv_lora_rank + qk_rope_head_dim {both}", both)]

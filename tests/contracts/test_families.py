@@ -1,8 +1,6 @@
 """What the families of rlmath/model/families.py take from Megatron and vLLM, and why some are not
 there. A test that fails here says that a refused model may be supported now."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -14,13 +12,6 @@ def test_torchs_attention_has_no_sinks():
     """The actor's on a CPU; GPT-OSS is refused for it."""
     text = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
     assert "attn_mask" in text and "sink" not in text.lower(), REFUSED
-
-
-def test_the_gated_delta_net_needs_a_package_of_triton_kernels():
-    from megatron.core.ssm import gated_delta_net
-
-    assert not gated_delta_net.HAVE_FLA, f"{REFUSED}Qwen3-Next"
-    assert "if not HAVE_FLA" in inspect.getsource(gated_delta_net.GatedDeltaNet.__init__)
 
 
 def test_transformers_has_no_mimo():

@@ -22,6 +22,7 @@ from rlmath.errors import UserError
 from rlmath.model.lora import (
     ALL_TARGETS,
     ATTENTION_TARGETS,
+    DELTA_TARGETS,
     LATENT_TARGETS,
     MLP_TARGETS,
     TARGETS,
@@ -38,6 +39,7 @@ from rlmath.weights.slices import fingerprint_in
 from tests.support.actors import LAYOUTS, build, gather, make_batch
 from tests.support.models import (
     make_glm,
+    make_hybrid,
     make_latent,
     make_mixture,
     make_model,
@@ -292,6 +294,8 @@ def make_tied(folder):
             make_latent, ("q_b_proj", "kv_b_proj"), Layout(1, 2, 1), marks=pytest.mark.long
         ),
         pytest.param(make_latent, LATENT_TARGETS, Layout(2, 2, 1), marks=pytest.mark.long),
+        # Query with gate in one; of linear attention queries, keys, values and gate of each head.
+        (make_hybrid, (*ATTENTION_TARGETS, *DELTA_TARGETS), Layout(2, 1, 1)),
     ],
     ids=str,
 )

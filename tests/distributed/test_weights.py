@@ -126,7 +126,7 @@ def reference(folders):
 @pytest.mark.parametrize(
     "family",
     [
-        *("qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn"),
+        *("qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn", "qwen3_5"),
         *map(long, ("olmo2", "linear")),
     ],
 )
@@ -175,6 +175,9 @@ def test_uneven_stages_there_and_back(ranks, folders, reference, case, family):
         ("deepseek_v3", Case(tp=2, ep=2)),
         ("deepseek_v3", Case(pp=2, ep=2, stages=(1, 3))),
         *(long("deepseek_v3", case) for case in (Case(), Case(tp=2), Case(ep=4))),
+        ("qwen3_next", Case(tp=2, ep=2)),
+        ("qwen3_5_moe", Case(pp=2, ep=2, stages=(1, 3))),
+        *(long("qwen3_next", case) for case in (Case(), Case(tp=4), Case(ep=4))),
     ],
     ids=_name,
 )
@@ -451,7 +454,10 @@ def test_rounding_in_bfloat16_does_not_hide_the_fault(ranks, folders):
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())],
+    [
+        *(("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())),
+        ("qwen3_5", Case(tp=2, pp=2)),
+    ],
     ids=_name,
 )
 def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case):
@@ -477,6 +483,7 @@ def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case
         long("qwen3_moe", Case(tp=2, ep=2)),
         # With what its routers choose by, and experts of all tokens.
         ("glm4_moe", Case(tp=2, ep=2)),
+        ("qwen3_next", Case(tp=2, ep=2)),
     ],
     ids=_name,
 )

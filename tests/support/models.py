@@ -93,6 +93,7 @@ LATENT = {
 }
 DELTA_NET = {
     "head_dim": 8,
+    "num_key_value_heads": 4,
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 6,
@@ -228,6 +229,15 @@ def make_olmo2(folder):
 def make_glm(folder):
     sizes = {"head_dim": 16, "moe_intermediate_size": 32, "n_shared_experts": 1}
     return save_with_router_biases(build("glm4_moe", **TINY_SIZES | sizes), folder)
+
+
+def make_hybrid(folder):
+    """A Qwen3-Next: linear and gated attention, experts and a gated shared one."""
+    sizes = {"head_dim": 16, "moe_intermediate_size": 32, "num_key_value_heads": 2}
+    model = build("qwen3_next", **TINY_SIZES | sizes)
+    perturb(model, 0.05)
+    model.save_pretrained(folder)
+    return str(folder)
 
 
 def make_latent(folder):
