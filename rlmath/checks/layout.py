@@ -308,6 +308,21 @@ def cpu_cache_problem(
         heads, width = 1, model.latent.kv_rank + model.latent.rotary_dim
         token_bytes = model.layers * width * value_bytes
     needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
+    if model.linear is not None:
+        # vLLM makes a block so long that a layer's state of linear attention fits as well.
+        linear, of_layer = len(model.linear_layers), token_bytes // model.layers
+        state = -(-model.linear.state_bytes // tensor_parallel)
+        length = -(-state // (of_layer * CPU_BLOCK_TOKENS)) * CPU_BLOCK_TOKENS
+        pages = linear + (model.layers - linear) * -(-longest // length)
+        needed_gib = pages * length * of_layer / GIB
+        if needed_gib > given_gib:
+            yield (
+                f"{key}={given_gib:g}: one sequence of {longest} tokens needs {pages} blocks x "
+                f"{length} tokens x {of_layer:,} bytes (keys and values of a layer, or its state "
+                f"of linear attention) = {needed_gib:.3g} GiB; use at least "
+                f"{-(-needed_gib * 4 // 1) / 4:g}"
+            )
+        return
     if needed_gib > given_gib:
         yield (
             f"{key}={given_gib:g}: one sequence of "

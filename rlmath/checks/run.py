@@ -18,7 +18,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.engine_parts import engine_argument_problems, transport_problems
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
-from rlmath.checks.linear_attention import linear_attention_problems
+from rlmath.checks.linear_attention import linear_attention_problems, linear_engine_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine, ray_folder_problem
 from rlmath.checks.mirror import mirror_problems
@@ -128,6 +128,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.engine_steps(config, device)
     if model is not None and command != "sft":
         yield from quantization_model(config, model)
+        yield from linear_engine_problems(config, model, device)
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)

@@ -82,6 +82,13 @@ class LinearAttention:
         """Width of queries, keys and values together, which the convolution sees."""
         return 2 * self.key_width + self.value_width
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state in an engine: of the heads in float32, and the last inputs of
+        the convolution in bfloat16."""
+        heads = 4 * self.value_width * self.key_head_dim
+        return heads + 2 * (self.conv_width - 1) * self.conv_channels
+
 
 @dataclass(frozen=True)
 class ModelSpec:

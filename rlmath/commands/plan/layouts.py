@@ -474,7 +474,7 @@ def _best_engine(
             continue
         fixed = engine_fixed_terms(spec, tp, most, adapters, request.quantized)
         room = share * request.gpu.memory_gib * GIB - sum(fixed.values())
-        token_bytes = kv_bytes(spec, tp, request.kv_cache_in_fp8)
+        token_bytes = kv_bytes(spec, tp, request.kv_cache_in_fp8, work.mean_tokens)
         tokens = room / token_bytes
         if tokens < work.longest_tokens:
             one = work.longest_tokens * token_bytes

@@ -66,10 +66,7 @@ def unpacked(packed: Tensor, pack: Callable[[Tensor], Tensor]) -> Tensor | None:
     # An index may need more bits than an element has, so its halves are sent one after the other.
     place = torch.arange(one.numel()).reshape(one.shape)
     halves = [
-        pack((half - 2**15).to(words).view(packed.dtype))
-        .view(words)
-        .long()
-        + 2**15
+        pack((half - 2**15).to(words).view(packed.dtype)).view(words).long() + 2**15
         for half in (place % 2**16, place // 2**16)
     ]
     source = (halves[0] + 2**16 * halves[1]).reshape(-1)
