@@ -176,7 +176,13 @@ FAMILIES = (
 )
 
 # Popular architectures that are not supported, with the reason.
+_WITH_VISION = (
+    "the folder also holds the vision part; save the text model, and the tokenizer, in a folder of "
+    'their own: AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto").save_pretrained(NEW)'
+)
 REFUSED = {
+    "Qwen3_5ForConditionalGeneration": _WITH_VISION,
+    "Qwen3_5MoeForConditionalGeneration": _WITH_VISION,
     "MiMoForCausalLM": "transformers has it only as remote code, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',

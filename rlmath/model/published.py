@@ -70,6 +70,24 @@ _GLM = {
         (3, True, 2.5),
     ),
 }
+# The text models; with value heads of linear attention.
+_QWEN3_5 = {
+    "Qwen3.5-9B": ((32, 4096, 12288, 16, 4, 248320, False, 262144), 32),
+    "Qwen3.5-27B": ((64, 5120, 17408, 24, 4, 248320, False, 262144), 48),
+}
+# With experts per token, all experts, and the width of one, which the shared one has as well.
+_QWEN_HYBRID_MOE = {
+    "Qwen3.5-35B-A3B": (
+        "Qwen3_5MoeForCausalLM",
+        (40, 2048, 512, 16, 2, 248320, False, 262144),
+        (8, 256, 512),
+    ),
+    "Qwen3-Next-80B-A3B": (
+        "Qwen3NextForCausalLM",
+        (48, 2048, 5120, 16, 2, 151936, False, 262144),
+        (10, 512, 512),
+    ),
+}
 # With experts per token, all experts, and the width of one.
 _DEEPSEEK = {"DeepSeek-V3": ((61, 7168, 18432, 128, 128, 129280, False, 163840), (8, 256, 2048))}
 _DEEPSEEK_ROPE = {
@@ -147,6 +165,23 @@ def _deepseek(sizes: tuple[Any, ...], experts: tuple[int, int, int]) -> dict[str
     )
 
 
+def _hybrid(
+    architecture: str, sizes: tuple[Any, ...], value_heads: int, **more: Any
+) -> dict[str, Any]:
+    return _config(
+        architecture,
+        sizes,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=value_heads,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        rope_theta=10000000,
+        **more,
+    )
+
+
 KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Qwen2ForCausalLM", sizes) for name, sizes in _QWEN2.items()},
     **{name: _config("Qwen3ForCausalLM", sizes, head_dim=128) for name, sizes in _QWEN3.items()},
@@ -167,6 +202,17 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Phi3ForCausalLM", sizes) for name, sizes in _PHI.items()},
     **{name: _glm(*sizes) for name, sizes in _GLM.items()},
     **{name: _deepseek(*sizes) for name, sizes in _DEEPSEEK.items()},
+    **{name: _hybrid("Qwen3_5ForCausalLM", *sizes) for name, sizes in _QWEN3_5.items()},
+    **{
+        name: _hybrid(
+            architecture,
+            sizes,
+            32,
+            shared_expert_intermediate_size=experts[2],
+            **_experts(experts),
+        )
+        for name, (architecture, sizes, experts) in _QWEN_HYBRID_MOE.items()
+    },
 }
 
 # Other versions of a known model: the model, and their positions.
@@ -209,6 +255,10 @@ VERSIONS: dict[str, tuple[str, int]] = {
     **{f"Olmo-3.1-32B-{kind}": ("Olmo-3-1125-32B", 65536) for kind in ("Instruct", "Think")},
     "Phi-4-reasoning": ("phi-4", 32768),
     "Phi-4-reasoning-plus": ("phi-4", 32768),
+    **{
+        f"Qwen3-Next-80B-A3B-{kind}": ("Qwen3-Next-80B-A3B", 262144)
+        for kind in ("Instruct", "Thinking")
+    },
     "GLM-4.5-Base": ("GLM-4.5", 131072),
     "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
     "GLM-4.6": ("GLM-4.5", 202752),
@@ -224,7 +274,6 @@ _REFUSED = {
     "gpt-oss": "GptOssForCausalLM",
     "glm-4.7-flash": "Glm4MoeLiteForCausalLM",
     "gemma-3": "Gemma3ForCausalLM",
-    "qwen3-next": "Qwen3NextForCausalLM",
 }
 
 

@@ -1,4 +1,4 @@
-"""Engines of models with linear attention, whose sequences have a state in place of keys and values.
+"""Engines of models with linear attention, whose sequences have states beside keys and values.
 
 vLLM's CPU kernels compute them in bfloat16 alone. The engine may be as far from the model in
 float32 as the gate's factors allow of what bfloat16 does to transformers' model.
