@@ -19,7 +19,15 @@ assert SPEC is not None
 
 
 def said(*settings: str, spec: ModelSpec = SPEC, device: Device = Device.cpu) -> Sequence[str]:
-    config = load(["model.path=m", "data.train_paths=[d]", "model.dtype=bfloat16", *settings])
+    config = load(
+        [
+            "model.path=m",
+            "data.train_paths=[d]",
+            "runner.run_dir=r",
+            "model.dtype=bfloat16",
+            *settings,
+        ]
+    )
     return list(linear_engine_problems(config, spec, device))
 
 
