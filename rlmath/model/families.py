@@ -175,14 +175,12 @@ FAMILIES = (
     ),
 )
 
-# Popular architectures that are not supported, with the reason.
-_WITH_VISION = (
-    "the folder also holds the vision part; save the text model, and the tokenizer, in a folder of "
-    'their own: AutoModelForCausalLM.from_pretrained(FOLDER, dtype="auto").save_pretrained(NEW)'
+_WITH_IMAGES = (
+    "it has an image encoder; save its text model, with transformers: "
+    "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(other_folder), and the tokenizer"
 )
+# Popular architectures that are not supported, with the reason.
 REFUSED = {
-    "Qwen3_5ForConditionalGeneration": _WITH_VISION,
-    "Qwen3_5MoeForConditionalGeneration": _WITH_VISION,
     "MiMoForCausalLM": "transformers has it only as remote code, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
@@ -190,6 +188,10 @@ REFUSED = {
     "a CPU, and that takes no packed sequences; torch's, which the actor uses there, has none",
     "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash has latent attention, which trains only on a CPU, "
     "without yarn, whose rotary embedding vLLM's CPU kernel computes wrongly",
+    "Qwen3_5ForConditionalGeneration": _WITH_IMAGES,
+    "Qwen3_5MoeForConditionalGeneration": _WITH_IMAGES,
+    "OlmoHybridForCausalLM": "its norms follow attention and feed-forward in layers with attention "
+    "and precede them in layers with linear attention; a family has them in one place",
     "Gemma3ForCausalLM": "its norms stand before and after attention and feed-forward, its "
     "feed-forward is GELU's, and its embedding is scaled; the actor computes none of these",
 }

@@ -70,24 +70,6 @@ _GLM = {
         (3, True, 2.5),
     ),
 }
-# The text models; with value heads of linear attention.
-_QWEN3_5 = {
-    "Qwen3.5-9B": ((32, 4096, 12288, 16, 4, 248320, False, 262144), 32),
-    "Qwen3.5-27B": ((64, 5120, 17408, 24, 4, 248320, False, 262144), 48),
-}
-# With experts per token, all experts, and the width of one, which the shared one has as well.
-_QWEN_HYBRID_MOE = {
-    "Qwen3.5-35B-A3B": (
-        "Qwen3_5MoeForCausalLM",
-        (40, 2048, 512, 16, 2, 248320, False, 262144),
-        (8, 256, 512),
-    ),
-    "Qwen3-Next-80B-A3B": (
-        "Qwen3NextForCausalLM",
-        (48, 2048, 5120, 16, 2, 151936, False, 262144),
-        (10, 512, 512),
-    ),
-}
 # With experts per token, all experts, and the width of one.
 _DEEPSEEK = {"DeepSeek-V3": ((61, 7168, 18432, 128, 128, 129280, False, 163840), (8, 256, 2048))}
 _DEEPSEEK_ROPE = {
@@ -98,6 +80,21 @@ _DEEPSEEK_ROPE = {
     "beta_slow": 1,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
+}
+# Text models, with heads of linear attention: of keys, and of values. An MoE has no dense layers.
+_QWEN3_5 = {
+    "Qwen3.5-9B": ((32, 4096, 12288, 16, 4, 248320, False, 262144), (16, 32)),
+    "Qwen3.5-27B": ((64, 5120, 17408, 24, 4, 248320, False, 262144), (16, 48)),
+}
+_QWEN3_5_MOE = {
+    "Qwen3.5-35B-A3B": ((40, 2048, 512, 16, 2, 248320, False, 262144), (16, 32), (8, 256, 512)),
+}
+_QWEN3_NEXT = {
+    "Qwen3-Next-80B-A3B-Instruct": (
+        (48, 2048, 5120, 16, 2, 151936, False, 262144),
+        (16, 32),
+        (10, 512, 512),
+    ),
 }
 # By prefix of the name.
 _ORGANIZATIONS = {
@@ -143,6 +140,29 @@ def _glm(sizes: tuple[Any, ...], experts: tuple[int, int, int], more: tuple[Any,
     )
 
 
+def _hybrid(
+    architecture: str,
+    sizes: tuple[Any, ...],
+    heads: tuple[int, int],
+    experts: tuple[int, int, int] | None = None,
+) -> dict[str, Any]:
+    moe: dict[str, Any] = {}
+    if experts is not None:
+        moe = {**_experts(experts), "shared_expert_intermediate_size": experts[2]}
+    return _config(
+        architecture,
+        sizes,
+        head_dim=256,
+        linear_num_key_heads=heads[0],
+        linear_num_value_heads=heads[1],
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        rope_parameters={"rope_theta": 10000000, "partial_rotary_factor": 0.25},
+        **moe,
+    )
+
+
 def _deepseek(sizes: tuple[Any, ...], experts: tuple[int, int, int]) -> dict[str, Any]:
     return _config(
         "DeepseekV3ForCausalLM",
@@ -162,23 +182,6 @@ def _deepseek(sizes: tuple[Any, ...], experts: tuple[int, int, int]) -> dict[str
         rope_theta=10000,
         rope_scaling=_DEEPSEEK_ROPE,
         **_experts(experts, "n_routed_experts"),
-    )
-
-
-def _hybrid(
-    architecture: str, sizes: tuple[Any, ...], value_heads: int, **more: Any
-) -> dict[str, Any]:
-    return _config(
-        architecture,
-        sizes,
-        head_dim=256,
-        linear_num_key_heads=16,
-        linear_num_value_heads=value_heads,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_conv_kernel_dim=4,
-        rope_theta=10000000,
-        **more,
     )
 
 
@@ -203,16 +206,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{name: _glm(*sizes) for name, sizes in _GLM.items()},
     **{name: _deepseek(*sizes) for name, sizes in _DEEPSEEK.items()},
     **{name: _hybrid("Qwen3_5ForCausalLM", *sizes) for name, sizes in _QWEN3_5.items()},
-    **{
-        name: _hybrid(
-            architecture,
-            sizes,
-            32,
-            shared_expert_intermediate_size=experts[2],
-            **_experts(experts),
-        )
-        for name, (architecture, sizes, experts) in _QWEN_HYBRID_MOE.items()
-    },
+    **{name: _hybrid("Qwen3_5MoeForCausalLM", *sizes) for name, sizes in _QWEN3_5_MOE.items()},
+    **{name: _hybrid("Qwen3NextForCausalLM", *sizes) for name, sizes in _QWEN3_NEXT.items()},
 }
 
 # Other versions of a known model: the model, and their positions.
@@ -255,10 +250,9 @@ VERSIONS: dict[str, tuple[str, int]] = {
     **{f"Olmo-3.1-32B-{kind}": ("Olmo-3-1125-32B", 65536) for kind in ("Instruct", "Think")},
     "Phi-4-reasoning": ("phi-4", 32768),
     "Phi-4-reasoning-plus": ("phi-4", 32768),
-    **{
-        f"Qwen3-Next-80B-A3B-{kind}": ("Qwen3-Next-80B-A3B", 262144)
-        for kind in ("Instruct", "Thinking")
-    },
+    "Qwen3-Next-80B-A3B-Thinking": ("Qwen3-Next-80B-A3B-Instruct", 262144),
+    "Qwen3.5-9B-Base": ("Qwen3.5-9B", 262144),
+    "Qwen3.5-35B-A3B-Base": ("Qwen3.5-35B-A3B", 262144),
     "GLM-4.5-Base": ("GLM-4.5", 131072),
     "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
     "GLM-4.6": ("GLM-4.5", 202752),

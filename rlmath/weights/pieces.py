@@ -58,6 +58,13 @@ class LocalTensor:
     sections: tuple[int, ...] = ()
 
 
+def table_name(name: str) -> str:
+    """Name in the tables of a tensor of the files: transformers keeps a prefix in the files of a
+    text model that was taken out of one with images (Qwen3.5)."""
+    text = "model.language_model."
+    return f"model.{name.removeprefix(text)}" if name.startswith(text) else name
+
+
 def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every Hugging Face tensor of the model, in the order of sending.
 

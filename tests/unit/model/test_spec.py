@@ -155,6 +155,29 @@ def test_olmo2_counts_its_norms():
     assert olmo.num_parameters == model_spec(LLAMA_31).num_parameters + more
 
 
+@pytest.mark.parametrize(
+    ("name", "billions", "linear"),
+    # Without layers for multi-token prediction and the image encoder.
+    [
+        ("Qwen3.5-9B", 8.95, 24),
+        ("Qwen3.5-35B-A3B", 34.66, 30),
+        ("Qwen3-Next-80B-A3B-Instruct", 79.67, 36),
+    ],
+)
+def test_models_with_linear_attention(name, billions, linear):
+    spec = model_spec(KNOWN[name])
+    assert round(spec.num_parameters / 1e9, 2) == billions
+    assert len(spec.linear_layers) == linear and not spec.is_linear_layer(3)
+    assert (spec.rotary_dim, spec.linear.conv_channels) == (64, 2 * 2048 + 4096)
+    listed = ["full_attention", *["linear_attention"] * (spec.layers - 1)]
+    assert model_spec(KNOWN[name] | {"layer_types": listed}).linear_layers[0] == 1
+    assert (
+        model_spec(KNOWN[name] | {"layer_types": ["full_attention"] * spec.layers}).linear is None
+    )
+    with pytest.raises(ModelError, match="linear_num_value_heads=24 is no multiple of"):
+        model_spec(KNOWN[name] | {"linear_num_value_heads": 24})
+
+
 def test_dense_layers_of_a_mixture():
     spec = model_spec(MIXTURE)
     assert spec.dense_layers == (0, 2, 3, 4)

@@ -22,7 +22,7 @@ PUBLISHED = {
     "Qwen3.5-9B": 8_953_803_264,
     "Qwen3.5-27B": 26_895_998_464,
     "Qwen3.5-35B-A3B": 34_660_610_688,
-    "Qwen3-Next-80B-A3B": 79_674_391_296,
+    "Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
 }
 NAMES = list(PUBLISHED)
 
@@ -50,7 +50,7 @@ def test_ranks_hold_the_published_weights_together(name: str) -> None:
 
 def test_a_sequence_has_a_state_and_few_keys() -> None:
     """Qwen3-Next-80B-A3B: 36 of 48 layers have a state of 2 MiB each, 12 have keys and values."""
-    spec = spec_of("Qwen3-Next-80B-A3B")
+    spec = spec_of("Qwen3-Next-80B-A3B-Instruct")
     state = 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     assert kv_bytes(spec, 1) == 2 * 2 * 12 * 2 * 256
     assert 1000 * kv_bytes(spec, 1, sequence_tokens=1000) == 1000 * kv_bytes(spec, 1) + state
