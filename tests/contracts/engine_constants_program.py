@@ -31,6 +31,8 @@ FAMILIES = (
     "phi3",
     "olmo2",
     "olmo3",
+    "qwen3_5",
+    "qwen3_next",
 )
 # CPU attention has heads of 32 and wider.
 SIZES = {

@@ -109,14 +109,14 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
         sizes = module.output_partition_sizes
         names = _MERGED[last] if len(sizes) > 1 else (last,)
         for key in own:
-            yield from _merged([f"{stem}.{one}.{key}" for one in names], module, key, sizes)
+            yield from _runs([f"{stem}.{one}.{key}" for one in names], module, key, sizes)
     elif hasattr(module, "A_log"):
         # A gated delta net, whose heads tensor ranks share.
         for key, parameter in own.items():
             size = parameter.shape[0]
             yield Part(f"{name}.{key}", module, key, 0, 0, _tensor_rank() * size, size)
         widths = [n // module.tp_size for n in (module.key_dim, module.key_dim, module.value_dim)]
-        yield from _merged([f"{name}.conv1d.weight"] * 3, module.conv1d, "weight", widths)
+        yield from _runs([f"{name}.conv1d.weight"] * 3, module.conv1d, "weight", widths)
     elif last == "fused_qkv_a_proj":
         # Latent attention: complete on every worker.
         row, replica = 0, _tensor_rank() > 0
@@ -166,7 +166,7 @@ def _share_of(module: Any) -> ExpertShare | None:
     return ExpertShare(held, ranks.tp_rank, ranks.tp_size)
 
 
-def _merged(names: list[str], module: Any, key: str, sizes: list[int]) -> Iterator[Part]:
+def _runs(names: list[str], module: Any, key: str, sizes: list[int]) -> Iterator[Part]:
     """Runs of a rank's shares, one after another; equal names are runs of one tensor."""
     row, whole = 0, dict.fromkeys(names, 0)
     for name, size in zip(names, sizes, strict=True):
