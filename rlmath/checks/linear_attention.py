@@ -55,23 +55,27 @@ def linear_engine_problems(config: Config, model: ModelSpec, device: Device) -> 
         )
 
 
-def linear_attention_problems(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
-    """Context parallelism, FP8, and more tensor ranks than key-value heads with gates."""
-    contexts, ranks = layout.context_parallel, layout.tensor_parallel
+def linear_layout_problems(model: ModelSpec, ranks: int, contexts: int) -> Iterator[str]:
+    """Context parallelism, and more tensor ranks than key-value heads with gates."""
     if model.linear is not None and contexts > 1:
         yield (
             f"actor.context_parallel={contexts}: the state of linear attention passes through a "
             "sequence's tokens in order, but a context rank has two separate pieces of each "
             "sequence; set it to 1"
         )
+    if model.family.gated_attention and ranks > model.kv_heads:
+        yield (
+            f"actor.tensor_parallel={ranks}: Megatron 0.16.1 has no gated attention with more "
+            f"tensor ranks than key-value heads; use at most {model.kv_heads}"
+        )
+
+
+def linear_attention_problems(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
+    """Layouts, and FP8."""
+    yield from linear_layout_problems(model, layout.tensor_parallel, layout.context_parallel)
     if model.linear is not None and config.actor.fp8.value != "none":
         yield (
             f"actor.fp8={config.actor.fp8.value}: linear attention multiplies its state, token by "
             "token, by the exponential of rows of the matrix that its queries come from; an error "
             "of 8 bits would grow with the sequence; use actor.fp8=none"
-        )
-    if model.family.gated_attention and ranks > model.kv_heads:
-        yield (
-            f"actor.tensor_parallel={ranks}: Megatron 0.16.1 has no gated attention with more "
-            f"tensor ranks than key-value heads; use at most {model.kv_heads}"
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from rlmath.checks.layout import cpu_cache_problem
-from rlmath.checks.linear_attention import linear_engine_problems
+from rlmath.checks.linear_attention import linear_engine_problems, linear_layout_problems
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.published import published_spec
@@ -66,3 +66,9 @@ def test_a_cpu_engine_has_blocks_that_hold_a_state() -> None:
     assert list(cpu_cache_problem("key", needed + 1e-6, SPEC, 2 * length, 1, 2)) == []
     (problem,) = cpu_cache_problem("key", 0.99 * needed, SPEC, 2 * length, 1, 2)
     assert f"40 blocks x {length} tokens x {token:,} bytes" in problem
+
+
+def test_layouts_that_the_planner_leaves_out() -> None:
+    assert list(linear_layout_problems(SPEC, ranks=4, contexts=1)) == []
+    context, gates = linear_layout_problems(SPEC, ranks=8, contexts=2)
+    assert "actor.context_parallel=2" in context and "use at most 4" in gates
