@@ -111,15 +111,19 @@ LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("family", "layout"),
+    ("family", "changes", "layout"),
     [
-        ("qwen3_5", ["actor.pipeline_parallel=2"]),
-        ("qwen3_next", [*DATA_2, "actor.expert_parallel=2"]),
+        ("qwen3_5", {}, ["actor.pipeline_parallel=2"]),
+        (
+            "qwen3_next",
+            MOE | {"shared_expert_intermediate_size": 48},
+            [*DATA_2, "actor.expert_parallel=2"],
+        ),
     ],
 )
-def test_steps_with_linear_attention_in_bfloat16(family, layout, material, tmp_path):
+def test_steps_with_linear_attention_in_bfloat16(family, changes, layout, material, tmp_path):
     """The gate's limit is what rounding makes of the model; CPU engines have no float32."""
-    given = {"scale": 0.05, "max_positions": 2048, "initializer_range": 0.1, **LINEAR}
+    given = {"scale": 0.05, "max_positions": 2048, "initializer_range": 0.1, **LINEAR, **changes}
     settings = [
         *quickstart_settings(material, tmp_path),
         *layout,

@@ -31,6 +31,7 @@ SIZES = SMALL | {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+MOE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
 # Shorter than a chunk of the kernel, and longer; the first two are sampled in one group.
 LENGTHS = (20, 150)
 
@@ -89,7 +90,8 @@ def check_log_probs(reference, prompts, samples):
 def engine(request, ray_session, engine_spec, tmp_path_factory):
     family, _, ranks = request.param.replace(" ranks", "").partition(" on ")
     folder = tmp_path_factory.mktemp(family)
-    made = make_for_engines(family, folder, scale=0.05, dtype=torch.bfloat16, **SIZES)
+    sizes = SIZES | (MOE if family == "qwen3_next" else {})
+    made = make_for_engines(family, folder, scale=0.05, dtype=torch.bfloat16, **sizes)
     spec = replace(
         engine_spec,
         model_path=str(made),
