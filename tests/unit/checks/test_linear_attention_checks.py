@@ -8,6 +8,7 @@ import pytest
 
 from rlmath.checks.layout import tensor_parallel_problems
 from rlmath.checks.linear_attention import linear_attention_problems
+from rlmath.checks.precision import batch_invariant_model
 from rlmath.config.actor import Fp8, SharePrompts
 from rlmath.config.schema import Config
 from rlmath.config.shared_prompts import shares_prompts, sharing_problem
@@ -37,6 +38,14 @@ def test_what_does_not_work_with_linear_attention_is_refused(
     assert re.match(says, message)
     other = model_spec(KNOWN["Qwen3-8B"])
     assert not list(linear_attention_problems(config, other, layout))
+
+
+def test_batch_invariance_is_refused() -> None:
+    config = Config()
+    assert not list(batch_invariant_model(config, SPEC))
+    config.precision.batch_invariant = True
+    (message,) = batch_invariant_model(config, SPEC)
+    assert "linear attention" in message
 
 
 def test_tensor_ranks_get_whole_heads_of_linear_attention() -> None:
