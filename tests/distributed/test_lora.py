@@ -301,7 +301,10 @@ def make_tied(folder):
 )
 def test_other_families_are_those_of_a_dense_model(ranks, tmp_path, make, targets, layout):
     model = make(tmp_path / "model")
-    lora = write_peft(tmp_path / "peft", model, dataclasses.replace(ALL, targets=targets))
+    # Large changes of a gated delta net amplify rounding.
+    alpha = 0.5 if make is make_hybrid else ALL.alpha
+    lora = dataclasses.replace(ALL, targets=targets, alpha=alpha)
+    lora = write_peft(tmp_path / "peft", model, lora)
     check(ranks, model, lora, expectation(model, lora), layout, PLAIN_OPTIMIZER)
 
 
