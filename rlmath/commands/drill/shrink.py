@@ -174,6 +174,8 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
     if spec.experts:
         small["moe_intermediate_size"] = HIDDEN // 2
         small["num_experts_per_tok"] = min(spec.experts_per_token, 2)
+        if config.get("shared_expert_intermediate_size"):
+            small["shared_expert_intermediate_size"] = HIDDEN // 2
         for key in ("num_experts", "n_routed_experts", "num_local_experts"):
             if config.get(key) is not None:
                 small[key] = EXPERTS
