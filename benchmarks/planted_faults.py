@@ -80,11 +80,15 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
         if name.startswith(f"{stem}.experts") and hasattr(one, "w13_weight")
     )
     isa = module.quant_method.moe_kernel.fused_experts.isa
+
+    def pack(one: Any) -> Any:
+        return ops.cpu_prepack_moe_weight(one, isa)
+
     held = module.w13_weight.data
-    experts = unpack(held, isa)
+    experts = unpack(held, pack)
     assert experts is not None
     experts = torch.stack([change(one.clone()) for one in experts])
-    held.copy_(ops.cpu_prepack_moe_weight(experts, isa))
+    held.copy_(pack(experts))
 
 
 def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None:

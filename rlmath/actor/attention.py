@@ -243,11 +243,22 @@ class ParallelRMSNorm(torch.nn.RMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.zero_centered = config.layernorm_zero_centered_gamma
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.zero_centered:
+            return self.scaled(x, self.weight)
+        # In float32: 1 plus a small weight would be rounded to few bits of it.
+        return self.scaled(x.float(), 1 + self.weight.float()).to(x.dtype)
+
+    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Normalize, and multiply by a weight."""
+        return torch.nn.functional.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class CpuRMSNorm(ParallelRMSNorm):
     """RMSNorm computed in fewer passes on a CPU."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        assert self.weight is not None and self.eps is not None
-        return rms_norm(x, self.weight, self.eps)
+    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
+        assert self.eps is not None
+        return rms_norm(x, weight, self.eps)

@@ -40,6 +40,7 @@ def moe_settings(
     return {
         **router,
         "moe_shared_expert_intermediate_size": spec.shared_ffn or None,
+        "moe_shared_expert_gate": spec.family.shared_expert_gate,
         "num_moe_experts": spec.experts,
         "moe_ffn_hidden_size": spec.moe_ffn,
         "moe_router_topk": spec.experts_per_token,

@@ -7,6 +7,7 @@ from typing import Any
 from rlmath.actor.experts import decoder_spec
 from rlmath.device import Platform
 from rlmath.model.families import Family, QkNorm
+from rlmath.model.spec import ModelSpec
 
 
 def layer_spec(
@@ -42,7 +43,28 @@ def layer_spec(
         _normalize_all_heads(spec, config)
     if family.norms_after:
         _put_norms_after(spec, platform)
+    if config.linear_attention_freq is not None:
+        spec = _mix_linear_layers(spec, config, platform, vp_stage)
     return spec
+
+
+def delta_settings(spec: ModelSpec) -> dict[str, Any]:
+    """Fields of Megatron's ``TransformerConfig``; empty without linear attention.
+
+    Megatron's own variant is not selected: its block has no layers without Transformer Engine.
+    """
+    if spec.linear is None:
+        return {}
+    one = spec.linear
+    return {
+        # Checkpoints then name each layer's parameters separately.
+        "linear_attention_freq": [int(spec.is_linear_layer(n)) for n in range(spec.layers)],
+        "linear_conv_kernel_dim": one.conv_width,
+        "linear_key_head_dim": one.key_head_dim,
+        "linear_value_head_dim": one.value_head_dim,
+        "linear_num_key_heads": one.key_heads,
+        "linear_num_value_heads": one.value_heads,
+    }
 
 
 def submodules_of_layers(spec: Any) -> list[Any]:
@@ -64,29 +86,49 @@ def _normalize_all_heads(spec: Any, config: Any) -> None:
         attention.k_layernorm = ModuleSpec(AllHeadsNorm, params={"heads": config.num_query_groups})
 
 
+def _mix_linear_layers(spec: Any, config: Any, platform: Platform, vp_stage: int | None) -> Any:
+    """The chunk's layers, some of them with linear attention."""
+    from megatron.core.transformer.transformer_block import (
+        TransformerBlockSubmodules,
+        get_num_layers_to_build,
+    )
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    from rlmath.actor.delta_net import mix_linear_layers
+
+    first, last, norm = _parts(platform)
+    if not hasattr(spec, "layer_specs"):  # Transformer Engine's, once for all.
+        specs = [spec] * get_num_layers_to_build(config, vp_stage)
+        spec = TransformerBlockSubmodules(layer_specs=specs, layer_norm=norm)
+    offset = get_transformer_layer_offset(config, vp_stage)
+    mixed = mix_linear_layers(spec.layer_specs, config, offset, norm, first, last)
+    return TransformerBlockSubmodules(layer_specs=mixed, layer_norm=spec.layer_norm)
+
+
 def _put_norms_after(spec: Any, platform: Platform) -> None:
     """Normalize the output of attention and feed-forward instead of their input."""
     from megatron.core.transformer.identity_op import IdentityOp
 
     from rlmath.actor.norms import with_output_norm
 
-    if platform.layer_spec == "transformer_engine":
-        from megatron.core.extensions.transformer_engine import (
-            TEColumnParallelLinear,
-            TENorm,
-            TERowParallelLinear,
-        )
-
-        first, last = TEColumnParallelLinear, with_output_norm(TERowParallelLinear, TENorm)
-    else:
-        from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
-
-        first, last = ColumnParallelLinear, with_output_norm(RowParallelLinear, _norm(platform))
+    first, last, norm = _parts(platform)
+    last = with_output_norm(last, norm)
     for layer in submodules_of_layers(spec):
         layer.input_layernorm = layer.pre_mlp_layernorm = IdentityOp
         attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
         attention.linear_qkv = mlp.linear_fc1 = first
         attention.linear_proj = mlp.linear_fc2 = last
+
+
+def _parts(platform: Platform) -> tuple[Any, Any, Any]:
+    """Classes of matrices that tensor ranks share by rows and by columns, and of norms."""
+    if platform.layer_spec == "transformer_engine":
+        from megatron.core.extensions import transformer_engine as te
+
+        return te.TEColumnParallelLinear, te.TERowParallelLinear, te.TENorm
+    from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+    return ColumnParallelLinear, RowParallelLinear, _norm(platform)
 
 
 def _norm(platform: Platform) -> Any:

@@ -144,6 +144,7 @@ class Adapter(nn.Module):
     ) -> Any:
         """For Megatron's checkpoints."""
         from megatron.core import parallel_state
+        from megatron.core.ssm import gated_delta_net
         from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
         from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
@@ -165,6 +166,11 @@ class Adapter(nn.Module):
             # Each rank has its slice of gate, then its slice of up.
             key = f"{prefix}b"
             found[key] = apply_swiglu_sharded_factory(found[key], sharded_offsets)
+        elif len(self.layout.b.sections) > 1:
+            # Megatron's own way for the sections of linear attention's matrix.
+            key, sections = f"{prefix}b", list(self.layout.b.sections)
+            names = list(map(str, range(len(sections))))
+            found[key] = gated_delta_net._split_tensor_factory(found[key], sections, names, 0)
         return found
 
 

@@ -19,7 +19,7 @@ from rlmath.actor.latent import (
     share_rotary_table,
     sum_rotary_key_gradients,
 )
-from rlmath.actor.layers import layer_spec
+from rlmath.actor.layers import delta_settings, layer_spec
 from rlmath.actor.rotary import (
     keep_one_rotary_table,
     rope_inverse_frequencies,
@@ -106,6 +106,9 @@ def transformer_config(
         softmax_scale=softmax_scale(spec) if spec.latent is None else None,
         **latent_settings(spec),
         **window_settings(spec, max_sequence_length),
+        **delta_settings(spec),
+        attention_output_gate=spec.family.gated_attention,
+        layernorm_zero_centered_gamma=spec.family.zero_centered_norms,
         # Micro-batches vary in size, also between ranks that share experts; Megatron checks the
         # dispatcher for that even without experts.
         variable_seq_lengths=True,

@@ -152,6 +152,9 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
     elif model.qk_norm is QkNorm.all_heads:
         together = f"{model.kv_heads} key-value heads, which are normalized together,"
         sizes.append((together, model.kv_heads))
+    if model.linear is not None:
+        heads = model.linear.key_heads
+        sizes.append((f"{heads} key heads of linear attention", heads))
     if part == "actor" and model.latent is not None:
         rank, both = model.latent.query_rank, model.latent.kv_rank + model.latent.rotary_dim
         sizes += [(f"q_lora_rank {rank}", rank), (f"kv_lora_rank + qk_rope_head_dim {both}", both)]
@@ -302,6 +305,21 @@ def cpu_cache_problem(
         heads, width = 1, model.latent.kv_rank + model.latent.rotary_dim
         token_bytes = model.layers * width * value_bytes
     needed_gib = blocks * CPU_BLOCK_TOKENS * token_bytes / GIB
+    if model.linear is not None:
+        # vLLM makes a block so long that a layer's state of linear attention fits as well.
+        linear, of_layer = len(model.linear_layers), token_bytes // model.layers
+        state = -(-model.linear.state_bytes // tensor_parallel)
+        length = -(-state // (of_layer * CPU_BLOCK_TOKENS)) * CPU_BLOCK_TOKENS
+        pages = linear + (model.layers - linear) * -(-longest // length)
+        needed_gib = pages * length * of_layer / GIB
+        if needed_gib > given_gib:
+            yield (
+                f"{key}={given_gib:g}: one sequence of {longest} tokens needs {pages} blocks x "
+                f"{length} tokens x {of_layer:,} bytes (keys and values of a layer, or its state "
+                f"of linear attention) = {needed_gib:.3g} GiB; use at least "
+                f"{-(-needed_gib * 4 // 1) / 4:g}"
+            )
+        return
     if needed_gib > given_gib:
         yield (
             f"{key}={given_gib:g}: one sequence of "

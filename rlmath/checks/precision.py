@@ -86,3 +86,7 @@ def batch_invariant_model(config: Config, model: ModelSpec) -> Iterator[str]:
             f"{_KEY}: the grouped products of {model.experts} experts have no batch-invariant "
             "kernel in Megatron; set it to false, or use a dense model"
         )
+    if config.precision.batch_invariant and model.linear is not None:
+        yield (
+            f"{_KEY}: Megatron has no batch-invariant kernels of linear attention; set it to false"
+        )

@@ -18,6 +18,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.engine_parts import engine_argument_problems, transport_problems
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
+from rlmath.checks.linear_attention import linear_attention_problems, linear_engine_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine, ray_folder_problem
 from rlmath.checks.mirror import mirror_problems
@@ -127,6 +128,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.engine_steps(config, device)
     if model is not None and command != "sft":
         yield from quantization_model(config, model)
+        yield from linear_engine_problems(config, model, device)
     if model is not None:
         yield from check_layout.model_splits(config, model, command)
         yield from check_precision.batch_invariant_model(config, model)
@@ -141,6 +143,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
             yield from fp8_model(config, model, layout.actor)
+            yield from linear_attention_problems(config, model, layout.actor)
         if device is Device.cpu:
             if command != "sft":
                 yield from cpu_kv_cache_in_fp8(config, model)

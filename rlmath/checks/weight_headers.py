@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlmath.weights.pieces import table_name
+
 # The header's length stands in the first bytes, little-endian.
 LENGTH_BYTES = 8
 
@@ -22,13 +24,13 @@ class FileTensor:
 
 
 def tensors_in(file: Path) -> dict[str, FileTensor]:
-    """The tensors of a whole file, by name."""
+    """The tensors of a whole file, by the tables' names."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
         header = json.loads(stream.read(length))
     data = LENGTH_BYTES + length
     return {
-        name: FileTensor(
+        table_name(name): FileTensor(
             file,
             entry["dtype"],
             tuple(entry["shape"]),

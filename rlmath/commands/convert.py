@@ -77,14 +77,13 @@ def _export(options: argparse.Namespace, given: Given) -> int:
     count = on_ranks(ONE_RANK, _to_hf, (options.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not options.no_alignment:
-        from rlmath.engines.vllm_log_probs import vllm_log_probs
+        from rlmath.engines.vllm_log_probs import vllm_side
         from rlmath.validation.compare import compare_on_ranks
         from rlmath.validation.probe import random_batch
 
         # Each in a process that ends before the next begins: they would not share a GPU's memory.
-        batch, others = random_batch(source), {}
-        if not options.no_vllm:
-            others["vllm"] = vllm_log_probs(folder, batch, torch.float32)
+        batch = random_batch(source)
+        others = {} if options.no_vllm else vllm_side(folder, batch, torch.float32)
         report = compare_on_ranks(folder, batch, ONE_RANK, torch.float32, others)
         print(report.table())
         report.check()

@@ -62,7 +62,7 @@ def _compare(options: argparse.Namespace, given: Given) -> int:
     refuse_broken_folder(model)
     import torch
 
-    from rlmath.engines.vllm_log_probs import vllm_log_probs
+    from rlmath.engines.vllm_log_probs import vllm_side
     from rlmath.validation.compare import compare_on_ranks
     from rlmath.validation.probe import batch_of, random_batch
 
@@ -73,9 +73,7 @@ def _compare(options: argparse.Namespace, given: Given) -> int:
         batch = batch_of(_sequences(options.data, model, options.sequences))
     else:
         batch = random_batch(model, options.sequences)
-    others = {}
-    if not options.no_vllm:
-        others["vllm"] = vllm_log_probs(model, batch, dtype)
+    others = {} if options.no_vllm else vllm_side(model, batch, dtype)
     report = compare_on_ranks(model, batch, layout, dtype, others, sequence_parallel)
     print(report.table())
     if options.out:

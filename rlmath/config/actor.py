@@ -233,8 +233,8 @@ class ActorConfig:
         "Compute the prompt of a group once per micro-batch instead of once per sample, forward "
         "and backward; log-probs and gradients differ by rounding alone. always: fail where "
         "that is not possible: on CUDA (the attention of Transformer Engine takes no shared "
-        "tokens), with context_parallel above 1, and for a MoE or latent attention. auto: where "
-        "it is possible.",
+        "tokens), with context_parallel above 1, for a MoE, and for latent or linear attention. "
+        "auto: where it is possible.",
     )
     num_threads: int | None = setting(
         None,

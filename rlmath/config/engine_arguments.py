@@ -54,6 +54,7 @@ RESERVED = {
     "ir_op_priority": "",
     "device_ids": "",
     "enable_return_routed_experts": "actor.routing_replay",
+    "mamba_ssm_cache_dtype": "",
 }
 
 

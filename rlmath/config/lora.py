@@ -31,8 +31,10 @@ class LoraConfig:
         None,
         "Which matrices of a layer have an adapter: some of q_proj, k_proj, v_proj, o_proj, "
         "gate_proj, up_proj, down_proj, the last three also of every expert. DeepSeek-V3 has "
-        "q_a_proj, q_b_proj, kv_a_proj_with_mqa and kv_b_proj in place of the first three. null: "
-        "all of them, or in an MoE those of attention.",
+        "q_a_proj, q_b_proj, kv_a_proj_with_mqa and kv_b_proj in place of the first three. Linear "
+        "attention has out_proj, and in_proj_qkv, in_proj_z, in_proj_b and in_proj_a (Qwen3.5) or "
+        "in_proj_qkvz and in_proj_ba (Qwen3-Next). null: all of them, or in an MoE those of "
+        "attention.",
         only_with=_ON,
     )
     layers: list[int] | None = setting(

@@ -18,6 +18,8 @@ def sharing_problem(spec: ModelSpec | None, device: str, context_parallel: int) 
         return None
     if spec.experts:
         return "a MoE's balance loss and its routes count the tokens of each sequence"
+    if spec.linear is not None:
+        return "the state of linear attention is that of one sequence, from its start"
     if spec.latent is not None:
         return "the rotary embedding of latent attention counts positions from a sequence's start"
     return None

@@ -86,6 +86,8 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_num_batched_tokens": min(spec.max_batched_tokens, most_tokens),
         "enforce_eager": spec.enforce_eager,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
+        # States of linear attention are in float32 in the actor. CPU engines have no other.
+        "mamba_ssm_cache_dtype": "float32",
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "async_scheduling": spec.async_scheduling,
         "scheduler_cls": ASYNC_SCHEDULER if spec.short_steps and spec.async_scheduling else None,

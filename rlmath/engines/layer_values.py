@@ -124,7 +124,7 @@ def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
             note((layer, "up"), up, True)
 
         return [output(gate_and_up)]
-    if step == "self_attn.o_proj":
+    if step in ("self_attn.o_proj", "linear_attn.out_proj"):
 
         def take(_: Any, inputs: Any, kwargs: Any) -> None:
             value = inputs[0] if inputs else kwargs["input_"]

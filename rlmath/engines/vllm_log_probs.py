@@ -16,11 +16,26 @@ import torch
 from torch import Tensor
 
 from rlmath.errors import WeightsError
+from rlmath.model.spec import read_model_spec
 from rlmath.plugins import loading
 from rlmath.types import TrainingBatch
 
 START_TIMEOUT_S = 600.0
 LOG_TAIL_LINES = 15
+
+
+def vllm_side(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype) -> dict[str, Tensor]:
+    """:func:`vllm_log_probs` by the name ``vllm``; empty, with a printed note, where vLLM does not
+    compute the model in this type."""
+    from rlmath.device import cuda_visible
+
+    if dtype is not torch.bfloat16 and not cuda_visible() and read_model_spec(folder).linear:
+        print(
+            "vLLM is left out: its CPU kernels of linear attention compute in bfloat16 only; "
+            "rlmath validate with model.dtype=bfloat16 compares it"
+        )
+        return {}
+    return {"vllm": vllm_log_probs(folder, batch, dtype)}
 
 
 def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype) -> Tensor:

@@ -29,8 +29,10 @@ def worker_constants(worker: Any) -> dict[str, Any]:
     epsilons: set[float] = set()
     ropes: list[dict[str, Any]] = []
     for module in worker.model_runner.get_model().modules():
-        if hasattr(module, "variance_epsilon"):
-            epsilons.add(float(module.variance_epsilon))
+        # The norm of a gated delta net has the short name.
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if epsilon is not None:
+            epsilons.add(float(epsilon))
         cache = getattr(module, "cos_sin_cache", None)
         if cache is not None:
             position = min(POSITION, len(cache) - 1)

@@ -9,7 +9,7 @@ from typing import Any
 from rlmath.errors import ModelError
 
 # Entries of layer_types, and keys of rope_parameters if they differ.
-FULL, WINDOWED = "full_attention", "sliding_attention"
+FULL, WINDOWED, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,12 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
 # Replace the first three in multi-head latent attention; o_proj stays.
 LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-ALL_TARGETS = TARGETS + LATENT_TARGETS
+# Of linear attention: Qwen3.5's, then Qwen3-Next's, then of both.
+DELTA_TARGETS = (
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    *("in_proj_qkvz", "in_proj_ba", "out_proj"),
+)
+ALL_TARGETS = TARGETS + LATENT_TARGETS + DELTA_TARGETS
 # Maximum elements of a matrix merged with its adapter, in float32, at once.
 MERGED_ELEMENTS = 1 << 24
 # Ranks for which vLLM 0.32 has memory and kernels; adapters of lower rank are padded with zeros.

@@ -81,6 +81,21 @@ _DEEPSEEK_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+# Text models, with heads of linear attention: of keys, and of values. An MoE has no dense layers.
+_QWEN3_5 = {
+    "Qwen3.5-9B": ((32, 4096, 12288, 16, 4, 248320, False, 262144), (16, 32)),
+    "Qwen3.5-27B": ((64, 5120, 17408, 24, 4, 248320, False, 262144), (16, 48)),
+}
+_QWEN3_5_MOE = {
+    "Qwen3.5-35B-A3B": ((40, 2048, 512, 16, 2, 248320, False, 262144), (16, 32), (8, 256, 512)),
+}
+_QWEN3_NEXT = {
+    "Qwen3-Next-80B-A3B-Instruct": (
+        (48, 2048, 5120, 16, 2, 151936, False, 262144),
+        (16, 32),
+        (10, 512, 512),
+    ),
+}
 # By prefix of the name.
 _ORGANIZATIONS = {
     "qwen": "Qwen",
@@ -122,6 +137,29 @@ def _glm(sizes: tuple[Any, ...], experts: tuple[int, int, int], more: tuple[Any,
         n_shared_experts=1,
         **_experts(experts, "n_routed_experts"),
         **dict(zip(names, more, strict=True)),
+    )
+
+
+def _hybrid(
+    architecture: str,
+    sizes: tuple[Any, ...],
+    heads: tuple[int, int],
+    experts: tuple[int, int, int] | None = None,
+) -> dict[str, Any]:
+    moe: dict[str, Any] = {}
+    if experts is not None:
+        moe = {**_experts(experts), "shared_expert_intermediate_size": experts[2]}
+    return _config(
+        architecture,
+        sizes,
+        head_dim=256,
+        linear_num_key_heads=heads[0],
+        linear_num_value_heads=heads[1],
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        rope_parameters={"rope_theta": 10000000, "partial_rotary_factor": 0.25},
+        **moe,
     )
 
 
@@ -167,6 +205,9 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{name: _config("Phi3ForCausalLM", sizes) for name, sizes in _PHI.items()},
     **{name: _glm(*sizes) for name, sizes in _GLM.items()},
     **{name: _deepseek(*sizes) for name, sizes in _DEEPSEEK.items()},
+    **{name: _hybrid("Qwen3_5ForCausalLM", *sizes) for name, sizes in _QWEN3_5.items()},
+    **{name: _hybrid("Qwen3_5MoeForCausalLM", *sizes) for name, sizes in _QWEN3_5_MOE.items()},
+    **{name: _hybrid("Qwen3NextForCausalLM", *sizes) for name, sizes in _QWEN3_NEXT.items()},
 }
 
 # Other versions of a known model: the model, and their positions.
@@ -209,6 +250,9 @@ VERSIONS: dict[str, tuple[str, int]] = {
     **{f"Olmo-3.1-32B-{kind}": ("Olmo-3-1125-32B", 65536) for kind in ("Instruct", "Think")},
     "Phi-4-reasoning": ("phi-4", 32768),
     "Phi-4-reasoning-plus": ("phi-4", 32768),
+    "Qwen3-Next-80B-A3B-Thinking": ("Qwen3-Next-80B-A3B-Instruct", 262144),
+    "Qwen3.5-9B-Base": ("Qwen3.5-9B", 262144),
+    "Qwen3.5-35B-A3B-Base": ("Qwen3.5-35B-A3B", 262144),
     "GLM-4.5-Base": ("GLM-4.5", 131072),
     "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
     "GLM-4.6": ("GLM-4.5", 202752),
@@ -224,7 +268,6 @@ _REFUSED = {
     "gpt-oss": "GptOssForCausalLM",
     "glm-4.7-flash": "Glm4MoeLiteForCausalLM",
     "gemma-3": "Gemma3ForCausalLM",
-    "qwen3-next": "Qwen3NextForCausalLM",
 }
 
 

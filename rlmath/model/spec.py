@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.errors import ModelError
-from rlmath.model.config_fields import FULL, WINDOWED, Fields
+from rlmath.model.config_fields import FULL, LINEAR, WINDOWED, Fields
 from rlmath.model.families import Entry, Family, QkNorm, When, family_of
 from rlmath.model.folder import TINY
 from rlmath.model.rope import Rope, read_partial_rotary, read_positions, read_ropes
@@ -49,6 +49,48 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class LinearAttention:
+    """Gated delta net (GDN; Yang et al. 2024, arXiv:2412.06464), attention with a state of fixed
+    size.
+
+    Attributes:
+        key_heads: Heads of queries and keys.
+        value_heads: Heads of values, a multiple of ``key_heads``: neighbors share a key head.
+        key_head_dim: Width of a query or key head.
+        value_head_dim: Width of a value head.
+        conv_width: Tokens that the causal convolution of queries, keys and values sees.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_width: int
+
+    @property
+    def key_width(self) -> int:
+        """Width of all query heads, and of all key heads."""
+        return self.key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of all value heads."""
+        return self.value_heads * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Width of queries, keys and values together, which the convolution sees."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's state in an engine: of the heads in float32, and the last inputs of
+        the convolution in bfloat16."""
+        heads = 4 * self.value_width * self.key_head_dim
+        return heads + 2 * (self.conv_width - 1) * self.conv_channels
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One decoder-only model.
 
@@ -78,6 +120,8 @@ class ModelSpec:
         shared_ffn: Total width of the experts that every token uses; 0: none.
         routed_scaling: Factor of the selected experts' weights.
         latent: Widths of multi-head latent attention, if the model has it.
+        linear: Sizes of the linear-attention layers, if the model has any.
+        linear_layers: Layers with linear attention instead of attention.
         expert_groups: Number of groups of experts; a token uses only the best groups.
         groups_per_token: Groups that a token uses.
         without: Optional features of the family that this model lacks.
@@ -107,6 +151,8 @@ class ModelSpec:
     shared_ffn: int = 0
     routed_scaling: float = 1.0
     latent: Latent | None = None
+    linear: LinearAttention | None = None
+    linear_layers: tuple[int, ...] = ()
     expert_groups: int = 1
     groups_per_token: int = 1
     without: tuple[str, ...] = ()
@@ -150,6 +196,10 @@ class ModelSpec:
         """Whether decoder layer ``layer`` (from 0) attends only to its last tokens."""
         return self.sliding_window is not None and layer not in self.full_layers
 
+    def is_linear_layer(self, layer: int) -> bool:
+        """Whether decoder layer ``layer`` (from 0) has linear attention."""
+        return layer in self.linear_layers
+
     def is_moe_layer(self, layer: int) -> bool:
         """Whether decoder layer ``layer`` (from 0) is MoE."""
         return self.experts > 0 and layer not in self.dense_layers
@@ -167,6 +217,10 @@ class ModelSpec:
             return layer is not None and self.is_moe_layer(layer)
         if entry.when is When.shared_experts:
             return layer is not None and self.is_moe_layer(layer) and self.shared_ffn > 0
+        if entry.when is When.linear_layer:
+            return layer is not None and self.is_linear_layer(layer)
+        if entry.when is When.attention_layer:
+            return layer is not None and not self.is_linear_layer(layer)
         return {
             When.always: True,
             When.qkv_bias: self.qkv_bias,
@@ -187,7 +241,21 @@ class ModelSpec:
             "shared_ffn": self.shared_ffn,
             "experts": self.experts,
             "vocab": self.vocab,
+            "one": 1,
+            "query_and_gate": 2 * self.heads * self.head_dim,
         }
+        if self.linear is not None:
+            delta = self.linear
+            sizes |= {
+                "delta_conv": delta.conv_channels,
+                "delta_conv_gate": delta.conv_channels + delta.value_width,
+                "delta_key": delta.key_width,
+                "delta_value": delta.value_width,
+                "delta_heads": delta.value_heads,
+                "delta_two_heads": 2 * delta.value_heads,
+                "delta_head_dim": delta.value_head_dim,
+                "conv_width": delta.conv_width,
+            }
         if self.latent is not None:
             one = self.latent
             sizes |= {
@@ -311,6 +379,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     if family.sigmoid_router:
         _refuse_other_routers(fields, family)
     latent = _latent(fields) if family.latent else None
+    linear_layers = _linear_layers(fields, layers) if family.linear_attention else ()
     if experts and fields.whole("num_experts_per_tok") == 1 and fields.flag("norm_topk_prob"):
         raise ModelError(
             "num_experts_per_tok is 1 with norm_topk_prob: the weight of the one chosen expert is "
@@ -328,7 +397,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         head_dim=fields.whole("head_dim", hidden // heads)
         if latent is None
         else latent.content_dim + latent.rotary_dim,
-        ffn=fields.whole("intermediate_size"),
+        # A model whose layers are all MoE need not have it.
+        ffn=fields.whole("intermediate_size", fields.given.get("moe_intermediate_size")),
         vocab=fields.whole("vocab_size"),
         tied=fields.flag("tie_word_embeddings"),
         norm_eps=fields.number("rms_norm_eps"),
@@ -346,6 +416,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         shared_ffn=_shared_ffn(fields) if experts else 0,
         routed_scaling=fields.number("routed_scaling_factor", 1.0),
         latent=latent,
+        linear=_linear(fields) if linear_layers else None,
+        linear_layers=linear_layers,
         expert_groups=fields.whole("n_group", 1) if family.expert_groups else 1,
         groups_per_token=fields.whole("topk_group", 1) if family.expert_groups else 1,
         without=tuple(name for name, key in family.optional.items() if not fields.flag(key)),
@@ -370,7 +442,8 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
             raise ModelError(
                 f"{option} is true; {', '.join(family.architectures)} is supported without it"
             )
-    known = {FULL, WINDOWED} if family.full_every else {FULL}
+    known = {FULL}
+    known |= {WINDOWED} if family.full_every else {LINEAR} if family.linear_attention else set()
     types = given.get("layer_types") or []
     layers = fields.whole("num_hidden_layers")
     if not isinstance(types, list | tuple):
@@ -405,6 +478,32 @@ def _full_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]
     if len(types) != layers:
         raise ModelError(f"layer_types has {len(types)} entries for {layers} layers")
     return tuple(n for n, kind in enumerate(types) if kind == FULL)
+
+
+def _linear_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Layers with linear attention: those listed in config.json, or all but every N-th."""
+    types = fields.given.get("layer_types")
+    every = fields.whole("full_attention_interval", 4)
+    if not types:
+        return tuple(n for n in range(layers) if (n + 1) % every)
+    return tuple(n for n, kind in enumerate(types) if kind == LINEAR)
+
+
+def _linear(fields: Fields) -> LinearAttention:
+    """Sizes of a gated delta net."""
+    one = LinearAttention(
+        key_heads=fields.whole("linear_num_key_heads"),
+        value_heads=fields.whole("linear_num_value_heads"),
+        key_head_dim=fields.whole("linear_key_head_dim"),
+        value_head_dim=fields.whole("linear_value_head_dim"),
+        conv_width=fields.whole("linear_conv_kernel_dim"),
+    )
+    if one.value_heads % one.key_heads:
+        raise ModelError(
+            f"linear_num_value_heads={one.value_heads} is no multiple of "
+            f"linear_num_key_heads={one.key_heads}"
+        )
+    return one
 
 
 def _refuse_other_routers(fields: Fields, family: Family) -> None:
@@ -465,6 +564,8 @@ def _latent(fields: Fields) -> Latent:
 
 def _shared_ffn(fields: Fields) -> int:
     """Width of the shared experts; 0 if there are none."""
+    if fields.given.get("shared_expert_intermediate_size"):
+        return fields.whole("shared_expert_intermediate_size")
     if not fields.given.get("n_shared_experts"):
         return 0
     return fields.whole("n_shared_experts") * fields.whole("moe_intermediate_size")

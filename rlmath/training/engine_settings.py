@@ -54,9 +54,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
             options=config.weights.transport_options,
         ),
         log_dir=str(log_dir(config)),
-        # Prompts without a whole block have nothing to keep, and looking costs time.
-        prefix_caching=rollout.prefix_caching
-        and (on_cuda or keeps_kv(rollout) or config.data.max_prompt_tokens >= CPU_BLOCK_TOKENS),
+        prefix_caching=rollout.prefix_caching and (on_cuda or _caches_on_cpu(config)),
         keeps_kv=keeps_kv(rollout),
         enforce_eager=rollout.enforce_eager,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
@@ -78,6 +76,14 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
             ENGINE_OPTIONS.of_chosen(config),
         ),
     )
+
+
+def _caches_on_cpu(config: Config) -> bool:
+    """Whether a CPU engine can keep prefixes. Of prompts without a whole block there is nothing to
+    keep, and looking costs time; states of linear attention are kept with chunked prefill alone."""
+    if not keeps_kv(config.rollout) and config.data.max_prompt_tokens < CPU_BLOCK_TOKENS:
+        return False
+    return read_model_spec(config.model.path).linear is None
 
 
 def engine_profile(config: Config) -> EngineProfile | None:

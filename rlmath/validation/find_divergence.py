@@ -25,8 +25,9 @@ _STEPS = {
     "q": "self_attn.q_proj (rows of query in linear_qkv)",
     "k": "self_attn.k_proj (rows of key in linear_qkv)",
     "v": "self_attn.v_proj (rows of value in linear_qkv)",
-    "attention": "rotary embedding, q_norm, k_norm or the attention itself",
-    "attention_out": "self_attn.o_proj (linear_proj)",
+    "attention": "rotary embedding, q_norm, k_norm or the attention itself, or all of linear_attn "
+    "before its out_proj",
+    "attention_out": "self_attn.o_proj (linear_proj), or linear_attn.out_proj",
     "mlp_norm": "post_attention_layernorm (pre_mlp_layernorm)",
     "gate": "mlp.gate_proj (first half of linear_fc1)",
     "up": "mlp.up_proj (second half of linear_fc1)",

@@ -80,7 +80,10 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
     spec = read_model_spec(folder)
     sizes = [spec.size("query"), spec.size("key_value"), spec.size("key_value")]
     for number, layer in enumerate(model.model.layers):
-        attention = layer.self_attn
+        attention = getattr(layer, "self_attn", None)
+        if attention is None:
+            attention = layer.linear_attn
+        matrix_out = getattr(attention, "o_proj", None) or attention.out_proj
         after = getattr(layer, "post_feedforward_layernorm", None)
         if after is None:
             hooks.output(layer.input_layernorm, _as((number, "input_norm")))
@@ -90,15 +93,15 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
         hooks.output(
             getattr(attention, "qkv_proj", None), _keep_fused(number, sizes, ("q", "k", "v"))
         )
-        width = attention.o_proj.in_features
+        width = matrix_out.in_features
         hooks.input(
-            attention.o_proj,
+            matrix_out,
             lambda rows, at=number, width=width: {  # type: ignore[misc]
                 (at, "attention"): _Part(rows.reshape(-1, width))
             },
         )
         # Norms after attention and feed-forward are part of Megatron's last matrix of each.
-        attention_out = attention.o_proj if after is None else layer.post_attention_layernorm
+        attention_out = matrix_out if after is None else layer.post_attention_layernorm
         hooks.output(attention_out, _as((number, "attention_out")))
         hooks.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
         hooks.output(getattr(layer.mlp, "up_proj", None), _as((number, "up")))
@@ -132,11 +135,12 @@ def megatron_values(
         attention = layer.self_attention
         if hasattr(layer.input_layernorm, "weight"):
             hooks.output(layer.input_layernorm, _as((number, "input_norm"), whole))
-        # Latent attention has none.
+        # Latent attention and linear attention have none.
         linear_qkv = getattr(attention, "linear_qkv", None)
         hooks.output(linear_qkv, _as((number, "qkv"), "columns"))
-        hooks.input(attention.linear_proj, _as((number, "attention"), "columns"))
-        hooks.output(attention.linear_proj, _as((number, "attention_out"), whole))
+        matrix_out = getattr(attention, "linear_proj", None) or attention.out_proj
+        hooks.input(matrix_out, _as((number, "attention"), "columns"))
+        hooks.output(matrix_out, _as((number, "attention_out"), whole))
         if hasattr(layer.pre_mlp_layernorm, "weight"):
             hooks.output(layer.pre_mlp_layernorm, _as((number, "mlp_norm"), whole))
         if not spec.is_moe_layer(number):
@@ -200,10 +204,14 @@ def _gate_and_up(layer: int) -> _Keep:
 
 
 def _query_key_value(layer: int, rows: Tensor, spec: ModelSpec) -> Values:
-    """Split Megatron's groups of query heads, key head and value head into three values."""
+    """Split Megatron's groups of query heads, key head and value head into three values. In the
+    files the gate of a gated head follows the head, in Megatron the heads of a group."""
     queries = spec.heads // spec.kv_heads
-    heads = rows.reshape(-1, spec.kv_heads, queries + 2, spec.head_dim)
-    parts = heads.split([queries, 1, 1], dim=2)
+    gates = 2 if spec.family.gated_attention else 1
+    heads = rows.reshape(-1, spec.kv_heads, gates * queries + 2, spec.head_dim)
+    query, key, value = heads.split([gates * queries, 1, 1], dim=2)
+    query = query.unflatten(2, (gates, queries)).transpose(2, 3)
+    parts = query, key, value
     return {
         (layer, name): part.flatten(1) for name, part in zip(("q", "k", "v"), parts, strict=True)
     }

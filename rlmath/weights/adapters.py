@@ -74,7 +74,7 @@ def adapter_layout(matrix: LocalParameter, lora: Lora) -> AdapterLayout | None:
         runs,
         entry.rule,
         LocalTensor((len(parts) * rank, columns), tuple(of_a)),
-        LocalTensor((rows, rank), tuple(of_b)),
+        LocalTensor((rows, rank), tuple(of_b), matrix.layout.sections),
     )
 
 

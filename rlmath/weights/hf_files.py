@@ -28,7 +28,7 @@ from rlmath.weights.model_folder import (
     put_in_place,
     sync,
 )
-from rlmath.weights.pieces import file_tensors, hf_shapes
+from rlmath.weights.pieces import file_tensors, hf_shapes, table_name
 
 _DTYPES = {
     "F64": torch.float64,
@@ -66,7 +66,8 @@ class HfFolderReader:
                 raise WeightsError(
                     f"{self.folder / INDEX_FILE} says that {name} is in {file}; it is not"
                 )
-        self._file_of = dict(listed)
+        self._file_of = {table_name(name): file for name, file in listed.items()}
+        self._given = {table_name(name): name for name in listed}
         if spec is not None and spec.family.fused:
             self._split_fused(spec)
 
@@ -97,7 +98,7 @@ class HfFolderReader:
     def _slice(self, name: str) -> Any:
         if name not in self._file_of:
             raise WeightsError(f"{self.folder} has no tensor {name}")
-        return self._open(self._file_of[name]).get_slice(name)
+        return self._open(self._file_of[name]).get_slice(self._given[name])
 
     def file_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each tensor in the files, from their headers."""

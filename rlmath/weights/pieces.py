@@ -7,12 +7,12 @@ dimension. Loading, exporting and planning all iterate over these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, HfTensor, Rule
-from rlmath.model.spec import ModelSpec
+from rlmath.model.spec import LinearAttention, ModelSpec
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -42,10 +42,19 @@ class LocalTensor:
     Attributes:
         shape: Shape of the rank's Megatron parameter.
         pieces: The pieces of its rows or columns; vocabulary padding belongs to no piece.
+        sections: Rows of each section of a fused matrix, of which every rank has its slice.
     """
 
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    sections: tuple[int, ...] = ()
+
+
+def table_name(name: str) -> str:
+    """Name in the tables of a tensor of the files: transformers keeps a prefix in the files of a
+    text model that was taken out of one with images (Qwen3.5)."""
+    text = "model.language_model."
+    return f"model.{name.removeprefix(text)}" if name.startswith(text) else name
 
 
 def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -180,16 +189,48 @@ def local_tensor(
         return LocalTensor(size, (Piece(name, 0, 0, 0, size[0]),))
     if entry.rule is Rule.vocabulary:
         return _vocabulary(tensors[0].name, sizes[0], tp_rank, tp_size, padded_vocab)
-    if entry.rule is Rule.qkv:
-        return _qkv([t.name for t in tensors], sizes[0], spec, tp_rank, tp_size)
+    if entry.rule in _FUSED:
+        sections = _FUSED[entry.rule](tensors, spec, tp_size)
+        names = {tensor.name: f"{tensor.name}: {tensor.dims[0]}" for tensor in tensors}
+        return _fused(sections, names, sizes[0][1:], tp_rank, tp_size)
     dim = 1 if entry.rule is Rule.row else 0
-    what = f"{tensors[0].name}: {tensors[0].dims[dim]}"
-    run = share(what, sizes[0][dim], tp_size)
-    if entry.rule is Rule.gate_up:
-        pieces = tuple(Piece(t.name, 0, tp_rank * run, i * run, run) for i, t in enumerate(tensors))
-        return LocalTensor((len(tensors) * run, *sizes[0][1:]), pieces)
+    run = share(f"{tensors[0].name}: {tensors[0].dims[dim]}", sizes[0][dim], tp_size)
     local = tuple(run if d == dim else n for d, n in enumerate(sizes[0]))
     return LocalTensor(local, (Piece(tensors[0].name, dim, tp_rank * run, 0, run),))
+
+
+# Rows of a Hugging Face tensor: its name, the first row, their number.
+_Rows = tuple[str, int, int]
+# Rows in Megatron's order, of which each rank has an equal slice.
+_Section = list[_Rows]
+
+
+def _fused(
+    sections: list[_Section],
+    labels: Mapping[str, str],
+    columns: tuple[int, ...],
+    tp_rank: int,
+    tp_size: int,
+) -> LocalTensor:
+    """A rank's slice of each section, one after the other."""
+    pieces, runs, local = [], [], 0
+    for section in sections:
+        total = sum(rows for *_, rows in section)
+        run = share(labels[section[0][0]], total, tp_size)
+        begin, end, at = tp_rank * run, (tp_rank + 1) * run, 0
+        for name, first, rows in section:
+            low, high = max(at, begin), min(at + rows, end)
+            if low < high:
+                start = first + low - at
+                pieces.append(Piece(name, 0, start, local + low - begin, high - low))
+            at += rows
+        runs.append(run)
+        local += run
+    return LocalTensor((local, *columns), tuple(pieces), tuple(runs))
+
+
+def _gate_up(tensors: Sequence[HfTensor], spec: ModelSpec, _: int) -> list[_Section]:
+    return [[(one.name, 0, spec.size(one.dims[0]))] for one in tensors]
 
 
 def _vocabulary(
@@ -206,29 +247,68 @@ def _vocabulary(
     return LocalTensor((run, *size[1:]), pieces)
 
 
-def _qkv(
-    names: list[str], query_size: tuple[int, ...], spec: ModelSpec, tp_rank: int, tp_size: int
-) -> LocalTensor:
-    """The rank's run of rows, split at the boundaries of query, key and value heads."""
+def _qkv(tensors: Sequence[HfTensor], spec: ModelSpec, tp_size: int) -> list[_Section]:
+    query, key, value = (one.name for one in tensors)
     groups, head = spec.kv_heads, spec.head_dim
     if groups % tp_size and tp_size % groups:
         raise WeightsError(
-            f"{names[1]}: {groups} key-value heads over TP {tp_size}: one must divide the other"
+            f"{key}: {groups} key-value heads over TP {tp_size}: one must divide the other"
         )
-    share(f"{names[0]}: query heads", spec.heads, tp_size)
-    queries = spec.heads // groups * head
-    run = share(f"{names[0]}: rows of query, key and value", groups * (queries + 2 * head), tp_size)
-    begin, end = tp_rank * run, (tp_rank + 1) * run
-    pieces = []
-    at = 0
+    share(f"{query}: query heads", spec.heads, tp_size)
+    queries, section = spec.heads // groups, []
     for group in range(groups):
-        for name, rows in zip(names, (queries, head, head), strict=True):
-            low, high = max(at, begin), min(at + rows, end)
-            if low < high:
-                start = group * rows + low - at
-                pieces.append(Piece(name, 0, start, low - begin, high - low))
-            at += rows
-    return LocalTensor((run, *query_size[1:]), tuple(pieces))
+        first = group * queries
+        if spec.family.gated_attention:
+            # Of each head the files have the query, then the gate.
+            heads = range(first, first + queries)
+            section += [(query, (2 * n + gate) * head, head) for gate in (0, 1) for n in heads]
+        else:
+            section.append((query, first * head, queries * head))
+        section += [(name, group * head, head) for name in (key, value)]
+    return [section]
+
+
+def _delta_in(tensors: Sequence[HfTensor], spec: ModelSpec, tp_size: int) -> list[_Section]:
+    mixed, *others = tensors
+    return [*_delta_conv([mixed], spec, tp_size), *_gate_up(others, spec, tp_size)]
+
+
+def _delta_conv(tensors: Sequence[HfTensor], spec: ModelSpec, tp_size: int) -> list[_Section]:
+    name, one = tensors[0].name, _linear(spec)
+    share(f"{name}: key heads", one.key_heads, tp_size)
+    key = one.key_width
+    return [[(name, 0, key)], [(name, key, key)], [(name, 2 * key, one.value_width)]]
+
+
+def _delta_in_by_head(tensors: Sequence[HfTensor], spec: ModelSpec, tp_size: int) -> list[_Section]:
+    one = _linear(spec)
+    mixed, scalars = (tensor.name for tensor in tensors)
+    share(f"{mixed}: key heads", one.key_heads, tp_size)
+    values = one.value_heads // one.key_heads
+    key, value = one.key_head_dim, values * one.value_head_dim
+    of_head = ((mixed, (key, key, value, value)), (scalars, (values, values)))
+    sections = []
+    for name, parts in of_head:
+        before = 0
+        for rows in parts:
+            section = [(name, n * sum(parts) + before, rows) for n in range(one.key_heads)]
+            sections.append(section)
+            before += rows
+    return sections
+
+
+def _linear(spec: ModelSpec) -> LinearAttention:
+    assert spec.linear is not None
+    return spec.linear
+
+
+_FUSED: dict[Rule, Callable[[Sequence[HfTensor], ModelSpec, int], list[_Section]]] = {
+    Rule.qkv: _qkv,
+    Rule.gate_up: _gate_up,
+    Rule.delta_in: _delta_in,
+    Rule.delta_in_by_head: _delta_in_by_head,
+    Rule.delta_conv: _delta_conv,
+}
 
 
 def share(what: str, size: int, ranks: int) -> int:

@@ -35,6 +35,10 @@ _FUSED = {
     "up_proj": "gate_up",
     "q_a_proj": "qkv_a",
     "kv_a_proj_with_mqa": "qkv_a",
+    "in_proj_qkv": "in_proj_qkvz",
+    "in_proj_z": "in_proj_qkvz",
+    "in_proj_b": "in_proj_ba",
+    "in_proj_a": "in_proj_ba",
 }
 
 

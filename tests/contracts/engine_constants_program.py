@@ -5,6 +5,7 @@ Only the modules: weights are never computed with.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,8 @@ FAMILIES = (
     "phi3",
     "olmo2",
     "olmo3",
+    "qwen3_5",
+    "qwen3_next",
 )
 # CPU attention has heads of 32 and wider.
 SIZES = {
@@ -42,12 +45,17 @@ SIZES = {
 HEALTHY, EPSILON, THETA = "healthy", "epsilon", "theta"
 
 
+# As in an engine: vLLM loads rlmath's plug-in.
+os.environ["RLMATH_ENGINE"] = "1"
+
+
 def main(work):
     found = {}
     for number, family in enumerate(FAMILIES):
         folder = work / family
         config = make_config(family, **SIZES)
-        config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
+        kind = type(config).__name__.replace("TextConfig", "Config")
+        config.architectures = [kind.replace("Config", "ForCausalLM")]
         config.save_pretrained(folder)
         model = modules_of(folder, None if number else work / "store")
         found[family] = said_of(folder, model)

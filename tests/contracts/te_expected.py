@@ -26,6 +26,16 @@ MODULES = {
         "mlp.experts.linear_fc1": "TEColumnParallelGroupedLinear",
         "mlp.experts.linear_fc2": "TERowParallelGroupedLinear",
     },
+    # The first layer's; the other has attention.
+    "linear": {
+        "input_layernorm": "RMSNorm",
+        "self_attention": "PackedDeltaNet",
+        "self_attention.in_proj": "TEColumnParallelLinear",
+        "self_attention.out_norm": "GatedNorm",
+        "self_attention.out_proj": "TERowParallelLinear",
+        "pre_mlp_layernorm": "IdentityOp",
+        "mlp.linear_fc1": "TELayerNormColumnParallelLinear",
+    },
     # Separate norms: the kernel inside the fused module depends on the number of rows.
     "batch_invariant": _DENSE
     | {
@@ -35,6 +45,7 @@ MODULES = {
         "mlp.linear_fc1": "TEColumnParallelLinear",
     },
 }
+SUMMED = {"decoder.layers.0.self_attention.out_norm.weight"}
 FLAGS = {
     "apply_rope_fusion": "True",
     "bias_activation_fusion": "True",
@@ -92,5 +103,6 @@ def _names(case, found, marks):
     assert known == set(found["parameters"])
     if marks and of.get("tp", 1) > 1:
         # Their gradients differ between tensor ranks and are summed by this mark.
-        norms = {name for name in known if "norm" in name or "router" in name}
+        # Linear attention's norm sums its own.
+        norms = {name for name in known - SUMMED if "norm" in name or "router" in name}
         assert norms == set(found["sequence_parallel"])

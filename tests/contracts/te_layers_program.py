@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# Dense with biases, normed queries and keys, experts; each on a layout of several ranks.
+# Dense with biases, normed queries and keys, experts, linear attention; layouts of several ranks.
 CASES = {
     "dense": {"kind": "qwen2", "tp": 2, "world": 4},
     "tied": {"kind": "qwen2", "tp": 1, "world": 1, "tied": True},
     "qk_norm": {"kind": "qwen3", "tp": 2, "world": 4},
     "context": {"kind": "qwen2", "tp": 1, "cp": 2, "world": 4},
     "experts": {"kind": "qwen3_moe", "tp": 2, "ep": 2, "world": 4},
+    "linear": {"kind": "qwen3_5", "tp": 2, "world": 4},
     "batch_invariant": {"kind": "qwen2", "tp": 2, "world": 4, "batch_invariant": True},
 }
 SIZES = {
@@ -40,12 +41,21 @@ SIZES = {
 
 def hf_config(kind, tied):
     """A ``transformers`` config of two small layers."""
-    from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+    from transformers import Qwen2Config, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig
 
     if kind == "qwen2":
         return Qwen2Config(**SIZES, tie_word_embeddings=tied, architectures=["Qwen2ForCausalLM"])
     if kind == "qwen3":
         return Qwen3Config(**SIZES, tie_word_embeddings=tied, architectures=["Qwen3ForCausalLM"])
+    if kind == "qwen3_5":
+        return Qwen3_5TextConfig(
+            **SIZES,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            tie_word_embeddings=tied,
+            architectures=["Qwen3_5ForCausalLM"],
+        )
     return Qwen3MoeConfig(
         **SIZES,
         num_experts=4,
@@ -105,7 +115,7 @@ def describe(case, platform, dtype):
             for field in dataclasses.fields(model.config)
             if (value := getattr(model.config, field.name)) is not None
         }
-        attention = layer.self_attention.core_attention
+        attention = model.decoder.layers[-1].self_attention.core_attention
         return {
             "modules": {name: type(module).__name__ for name, module in layer.named_modules()},
             "final_norm": type(model.decoder.final_layernorm).__name__,

@@ -158,8 +158,9 @@ def run_finalized(layout, platform, sequence_parallel):
 
 def test_sums_over_tensor_ranks_are_chosen_by_name_and_by_sequence_parallelism(ranks):
     """Megatron-LM#7452: the norm of a gated delta net is not summed without sequence parallelism.
-    And the norm of latent queries, which each rank has whole, is summed without it. Models with
-    either are refused, or need sequence parallelism (``rlmath/checks/layout.py``)."""
+    Ours sums its gradient itself (``rlmath/actor/delta_net.py``). And the norm of latent queries,
+    which each rank has whole, is summed without it: an MoE needs sequence parallelism
+    (``rlmath/checks/layout.py``)."""
     for found in ranks.run(TP2, run_finalized, False):
         assert found == {"out_norm": 1.0, "q_layernorm": 2.0}
     for found in ranks.run(TP2, run_finalized, True):

@@ -13,7 +13,7 @@ from rlmath.model.parallel import Layout
 from tests.distributed import test_routing_replay
 from tests.distributed.kept_activations import equal_sequences, kept_bytes
 from tests.support.actors import UPDATE, build, make_batch, with_log_probs
-from tests.support.models import make_glm, make_mixture
+from tests.support.models import make_glm, make_hybrid, make_mixture
 
 ONE = Layout(1, 1, 1)
 
@@ -26,6 +26,11 @@ def mixture(tmp_path_factory):
 @pytest.fixture(scope="module")
 def glm(tmp_path_factory):
     return make_glm(tmp_path_factory.mktemp("glm"))
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    return make_hybrid(tmp_path_factory.mktemp("hybrid"))
 
 
 def state_of(actor):
@@ -65,6 +70,7 @@ def run(layout, platform, model, batch, modules, lora):
         ("tiny_model", Layout(1, 2, 1, virtual_stages=2), ("mlp",), None),
         ("mixture", Layout(2, 1, 2, expert_parallel=4), ("mlp", "moe"), None),
         ("glm", ONE, ("shared_experts",), None),
+        ("hybrid", Layout(2, 1, 1), ("core_attn", "moe"), None),
         # What the first layer's feed-forward takes needs no gradient: all before it is frozen.
         ("tiny_model", ONE, ("mlp",), Lora(rank=2, alpha=4.0, targets=("up_proj",), layers=(0,))),
     ],

@@ -117,7 +117,11 @@ def reference(folders):
 
 # By layout first: changing it costs the ranks seconds, changing the model nothing.
 @pytest.mark.parametrize(
-    "family", ["qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn"]
+    "family",
+    [
+        *("qwen2", "qwen2_tied", "qwen3", "llama3", "mistral", "phi3", "olmo3", "yarn", "qwen3_5"),
+        *map(long, ("olmo2", "linear")),
+    ],
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
@@ -148,6 +152,9 @@ def test_uneven_stages_there_and_back(ranks, folders, reference):
         ("glm4_moe", Case(tp=2, ep=2)),
         ("deepseek_v3", Case(tp=2, ep=2)),
         ("deepseek_v3", Case(pp=2, ep=2, stages=(1, 3))),
+        ("qwen3_next", Case(tp=2, ep=2)),
+        ("qwen3_5_moe", Case(pp=2, ep=2, stages=(1, 3))),
+        *(long("qwen3_next", case) for case in (Case(), Case(tp=4), Case(ep=4))),
     ],
     ids=_name,
 )
@@ -418,7 +425,10 @@ def test_rounding_in_bfloat16_does_not_hide_the_fault(ranks, folders):
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())],
+    [
+        *(("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())),
+        ("qwen3_5", Case(tp=2, pp=2)),
+    ],
     ids=_name,
 )
 def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case):
@@ -443,6 +453,7 @@ def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case
         ("qwen2_tied", Case(tp=2, pp=2)),
         # With what its routers choose by, and experts of all tokens.
         ("glm4_moe", Case(tp=2, ep=2)),
+        ("qwen3_next", Case(tp=2, ep=2)),
     ],
     ids=_name,
 )

@@ -91,6 +91,15 @@ LATENT = {
     "topk_method": "noaux_tc",
     "scoring_func": "sigmoid",
 }
+DELTA_NET = {
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
+DELTA_MOE = DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 20}
 # transformers' name, and what is other than ``SIZES``. 6 is not the width of a head that follows
 # from the hidden size.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -138,6 +147,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe": ("Glm4Moe", {"head_dim": 8, **GLM4}),
     "deepseek_v3": ("DeepseekV3", LATENT),
+    "qwen3_5": ("Qwen3_5Text", DELTA_NET),
+    "qwen3_5_moe": ("Qwen3_5MoeText", DELTA_MOE),
+    "qwen3_next": ("Qwen3Next", DELTA_MOE | {"mlp_only_layers": [2]}),
     # The width of what vLLM keeps of a token is the one that its CPU kernel has.
     "deepseek_v3_in_vllm": (
         "DeepseekV3",
@@ -173,6 +185,9 @@ def build(family, dtype=torch.float32, **changes):
 
 def perturb(model, scale):
     """Make all of a model's weights differ, norms, biases and what routers choose by among them."""
+    if any("linear_attn" in name for name, _ in model.named_parameters()):
+        # Gated delta nets amplify rounding: at 0.2, transformers in float32 is 1e-4 off float64.
+        scale = min(scale, 0.03)
     chosen_by = [one for name, one in model.named_buffers() if "correction_bias" in name]
     with torch.no_grad():
         for weight in (*model.parameters(), *chosen_by):
@@ -217,6 +232,15 @@ def make_olmo2(folder):
 def make_glm(folder):
     sizes = {"head_dim": 16, "moe_intermediate_size": 32, "n_shared_experts": 1}
     return save_with_router_biases(build("glm4_moe", **TINY_SIZES | sizes), folder)
+
+
+def make_hybrid(folder):
+    """A Qwen3-Next: linear and gated attention, experts and a gated shared one."""
+    sizes = {"head_dim": 16, "moe_intermediate_size": 32, "num_key_value_heads": 2}
+    model = build("qwen3_next", **TINY_SIZES | sizes)
+    perturb(model, 0.05)
+    model.save_pretrained(folder)
+    return str(folder)
 
 
 def make_latent(folder):

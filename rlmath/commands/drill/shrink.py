@@ -16,7 +16,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.quoting import override, path_override
 from rlmath.config.runner import RunnerConfig
-from rlmath.config.schema import Config, Device, Recompute
+from rlmath.config.schema import Config, Device, DType, Recompute
 from rlmath.config.settings import by_key, value_of
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
@@ -148,12 +148,18 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         # They follow from the others, and transformers writes them all the same.
         for key in ("head_dim", "qk_head_dim"):
             small.pop(key, None)
+    if spec.linear is not None:
+        # vLLM's kernels on a CPU (rlmath/checks/linear_attention.py).
+        small |= dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 64)
+        small |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "dtype": "bfloat16"}
     if spec.sliding_window:
         # Shorter than its sequences, so that it counts.
         small["sliding_window"] = 16
     if spec.experts:
         small["moe_intermediate_size"] = HIDDEN // 2
         small["num_experts_per_tok"] = min(spec.experts_per_token, 2)
+        if config.get("shared_expert_intermediate_size"):
+            small["shared_expert_intermediate_size"] = HIDDEN // 2
         for key in ("num_experts", "n_routed_experts", "num_local_experts"):
             if config.get(key) is not None:
                 small[key] = EXPERTS
@@ -200,6 +206,8 @@ def _changes(
         share = rollout.cut_after_tokens / rollout.max_response_tokens
         yield "rollout.cut_after_tokens", max(1, round(share * RESPONSE_TOKENS))
     yield "cluster.device", Device.cpu.value
+    if model_spec(model).linear is not None:
+        yield "model.dtype", DType.bfloat16.value
     yield "cluster.nodes", 1
     yield "cluster.gpus_per_node", 1
     yield "cluster.ray_address", None

@@ -28,8 +28,10 @@ from rlmath.commands.plan.fp8 import (
 )
 from rlmath.model.families import QkNorm
 from rlmath.model.parallel import Layout
-from rlmath.model.spec import ModelSpec, padded_vocab_size
+from rlmath.model.spec import LinearAttention, ModelSpec, padded_vocab_size
 
+# Tokens of a chunk of a gated delta net (rlmath/device/delta_rule.py, which imports torch).
+DELTA_CHUNK = 64
 # Rows whose softmax is in float32 at once: rlmath.actor.logprobs.ROWS_PER_CHUNK, which imports
 # torch; a test holds the two together.
 SOFTMAX_ROWS = 2048
@@ -67,7 +69,16 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
     """:func:`layer_bytes` of a layer without recomputation."""
     moe = _moe_share(spec, actor.layout, stage)
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    attention, gathered, rotated = 3 * query + 3 * key, 0, spec.head_dim
+    attention: float = 3 * query + 3 * key
+    if spec.qk_norm is not QkNorm.none:
+        attention += query + key
+    if spec.family.gated_attention:
+        # Gates, and their products with attention's output.
+        attention += 2 * query
+    if spec.linear is not None:
+        linear = _linear_share(spec, actor.layout, stage)
+        attention = (1 - linear) * attention + linear * _linear_widths(spec.linear)
+    gathered, rotated = 0, spec.head_dim
     if spec.latent is not None:
         one = spec.latent
         attention = 2 * query + 2 * spec.value_width
@@ -79,8 +90,6 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
         widths -= spec.hidden
     if not _keeps_input(actor, "gate_proj", "up_proj"):
         widths -= spec.hidden * _share(moe, "mlp")
-    if spec.qk_norm is not QkNorm.none:
-        widths += query + key
     # In FP8 the first matrix keeps a copy of the norm's output; what attention gives it keeps
     # itself, and Megatron has the matrix after it keep the same (save_original_input).
     own = (saved_input_bytes(actor) - 2) * spec.hidden
@@ -92,6 +101,14 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
         # Counted with the feed-forward.
         widths -= spec.hidden * _share(moe, "mlp")
     return (2 * widths + own) / actor.layout.tensor_parallel + 2 * gathered + rotation + modules
+
+
+def _linear_widths(linear: LinearAttention) -> int:
+    """Elements of a token that a gated delta net keeps: its first matrix's output, the
+    convolution's, the rule's, the normalized one, and a row of the triangular system per head
+    (``chunk_gated_delta_rule`` of flash-linear-attention, which computes the states again)."""
+    given = 2 * linear.conv_channels + linear.value_width
+    return given + 2 * linear.value_width + DELTA_CHUNK * linear.value_heads
 
 
 def _keeps_input(actor: ActorShape, *targets: str) -> bool:
@@ -111,6 +128,13 @@ def _moe_share(spec: ModelSpec, layout: Layout, stage: int | None) -> float:
     """Share of MoE layers in a stage, or in the model."""
     layers = range(spec.layers) if stage is None else layout.stage_layers(spec.layers, stage)
     return sum(map(spec.is_moe_layer, layers)) / len(layers) if layers else 0.0
+
+
+@functools.cache
+def _linear_share(spec: ModelSpec, layout: Layout, stage: int | None) -> float:
+    """Share of layers with linear attention in a stage, or in the model."""
+    layers = range(spec.layers) if stage is None else layout.stage_layers(spec.layers, stage)
+    return sum(map(spec.is_linear_layer, layers)) / len(layers) if layers else 0.0
 
 
 def _share(moe: float, module: str) -> float:

@@ -117,7 +117,9 @@ def settings_cache_tokens(config: Config, spec: ModelSpec, gpu_gib: float) -> fl
     running = config.rollout.max_running_sequences
     fixed = engine_fixed_terms(spec, tp, running, actor.engine_adapters, step.quantized)
     room = config.rollout.gpu_memory_utilization * gpu_gib * GIB - sum(fixed.values())
-    return room / kv_bytes(spec, tp, config.rollout.kv_cache_dtype is KvCacheDtype.fp8)
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    in_fp8 = config.rollout.kv_cache_dtype is KvCacheDtype.fp8
+    return room / kv_bytes(spec, tp, in_fp8, longest)
 
 
 def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]:

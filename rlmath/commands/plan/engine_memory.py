@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rlmath.commands.plan.activations import feed_forward_width
 from rlmath.commands.plan.measured import MEASURED
 from rlmath.commands.plan.memory import largest_tensor_bytes
@@ -55,19 +57,25 @@ def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: st
     return transport_named(transport).plan_bytes(sizes).engine_bytes
 
 
-def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:
+def kv_bytes(
+    spec: ModelSpec, tp: int, in_fp8: bool = False, sequence_tokens: float = math.inf
+) -> float:
     """Keys and values of one token on one rank of an engine; ranks beyond the heads hold copies.
 
     Of latent attention one vector for both and the rotated part of the keys, which every rank has
-    (DeepSeek-V2, arXiv:2405.04434, table 1).
+    (DeepSeek-V2, arXiv:2405.04434, table 1). Linear attention has none.
 
     Args:
         in_fp8: ``rollout.kv_cache_dtype=fp8``.
+        sequence_tokens: Length of a sequence, whose tokens share its states of linear attention.
     """
     element = 1 if in_fp8 else 2
     if spec.latent is not None:
         return element * spec.layers * (spec.latent.kv_rank + spec.latent.rotary_dim)
-    return element * 2 * spec.layers * max(1.0, spec.kv_heads / tp) * spec.head_dim
+    linear = len(spec.linear_layers)
+    states = 0.0 if spec.linear is None else linear * spec.linear.state_bytes / tp / sequence_tokens
+    layers = spec.layers - linear
+    return element * 2 * layers * max(1.0, spec.kv_heads / tp) * spec.head_dim + states
 
 
 def engine_step_bytes(spec: ModelSpec, tp: int, running: int) -> float:

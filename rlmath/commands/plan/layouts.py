@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlmath.checks.linear_attention import linear_layout_problems
 from rlmath.commands.plan.colocated import (
     beside_sleeping_engine,
     engine_fixed_terms,
@@ -208,7 +209,8 @@ class _Miss(Exception):
 def _splits(spec: ModelSpec, tp: int) -> bool:
     """As :func:`rlmath.checks.layout.model_splits` says, for many at once."""
     heads = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
-    return spec.heads % tp == 0 and spec.ffn % tp == 0 and heads
+    linear = spec.linear is None or spec.linear.key_heads % tp == 0
+    return spec.heads % tp == 0 and spec.ffn % tp == 0 and heads and linear
 
 
 def _actor_splits(request: PlanRequest) -> Iterator[tuple[ActorShape, Step]]:
@@ -223,6 +225,8 @@ def _actor_splits(request: PlanRequest) -> Iterator[tuple[ActorShape, Step]]:
     found = False
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
         if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
+            continue
+        if next(linear_layout_problems(spec, tp, cp), None):
             continue
         # Only chunks of one size are planned, although others can be trained.
         if virtual > 1 and (pp == 1 or any(n % virtual for n in even_stages(spec.layers, pp))):
@@ -474,7 +478,7 @@ def _best_engine(
             continue
         fixed = engine_fixed_terms(spec, tp, most, adapters, request.quantized)
         room = share * request.gpu.memory_gib * GIB - sum(fixed.values())
-        token_bytes = kv_bytes(spec, tp, request.kv_cache_in_fp8)
+        token_bytes = kv_bytes(spec, tp, request.kv_cache_in_fp8, work.mean_tokens)
         tokens = room / token_bytes
         if tokens < work.longest_tokens:
             one = work.longest_tokens * token_bytes

@@ -86,8 +86,20 @@ def attention_matrices(spec: ModelSpec) -> int:
         up = query * latent.query_rank + decoding_matrices(spec)
         return whole + up + spec.value_width * spec.hidden
     query, both = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
-    bias = query + both if spec.qkv_bias else 0
-    return spec.hidden * (query + both) + query * spec.hidden + bias
+    given = query * (2 if spec.family.gated_attention else 1) + both
+    bias = given if spec.qkv_bias else 0
+    return spec.hidden * given + query * spec.hidden + bias
+
+
+@functools.cache
+def linear_matrices(spec: ModelSpec) -> int:
+    """Weights of a layer of linear attention that tensor ranks share."""
+    return sum(
+        math.prod(map(spec.size, tensor.dims))
+        for entry in spec.family.entries
+        if entry.when is When.linear_layer and entry.rule is not Rule.replicated
+        for tensor in entry.hf
+    )
 
 
 def down_matrices(spec: ModelSpec) -> int:
@@ -120,12 +132,15 @@ def expert_matrices(spec: ModelSpec) -> int:
 
 
 @functools.cache
-def layer_norms(spec: ModelSpec) -> int:
-    """Weights of one layer that every tensor rank holds."""
+def layer_norms(spec: ModelSpec, linear: bool = False) -> int:
+    """Weights of one layer, with attention or with linear attention, that every tensor rank
+    holds."""
+    layer = next(n for n in range(spec.layers) if spec.is_linear_layer(n) is linear)
     one = (
         math.prod(map(spec.size, tensor.dims))
         for entry in spec.family.entries
-        if entry.per_layer and entry.when is not When.moe_layer and spec.has(entry, 0)
+        if entry.per_layer and entry.when is not When.moe_layer and spec.has(entry, layer)
+        if entry.when is not When.linear_layer or entry.rule is Rule.replicated
         for tensor in entry.hf
         if len(tensor.dims) == 1 and entry.rule is not Rule.qkv
     )
@@ -135,10 +150,17 @@ def layer_norms(spec: ModelSpec) -> int:
 def active_matrices(spec: ModelSpec) -> int:
     """Matrices of all layers that one token meets: of experts those that it is sent to."""
     dense, moe = spec.layers - spec.moe_layers, spec.moe_layers
-    experts = spec.experts_per_token * expert_matrices(spec) + spec.experts * spec.hidden
+    experts = spec.experts_per_token * expert_matrices(spec) + router_parameters(spec)
     feed_forward = dense * feed_forward_matrices(spec)
     feed_forward += moe * (shared_expert_matrices(spec) + experts)
-    return spec.layers * attention_matrices(spec) + feed_forward
+    linear = len(spec.linear_layers)
+    mixing = (spec.layers - linear) * attention_matrices(spec)
+    return mixing + (linear * linear_matrices(spec) if linear else 0) + feed_forward
+
+
+def router_parameters(spec: ModelSpec) -> int:
+    """Weights of an MoE layer's router and of the gate of its shared experts."""
+    return (spec.experts + int(spec.family.shared_expert_gate)) * spec.hidden
 
 
 def is_last_stage(layout: Layout, stage: int) -> bool:
@@ -157,10 +179,14 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     table = padded_vocab_size(spec.vocab, tp) // tp * spec.hidden
     layers = layout.stage_layers(spec.layers, stage)
     moe = sum(map(spec.is_moe_layer, layers))
-    matrices = len(layers) * attention_matrices(spec)
+    linear = sum(map(spec.is_linear_layer, layers))
+    matrices = (len(layers) - linear) * attention_matrices(spec)
     matrices += (len(layers) - moe) * feed_forward_matrices(spec)
     matrices += moe * shared_expert_matrices(spec)
-    alike = len(layers) * layer_norms(spec) + moe * spec.experts * spec.hidden
+    alike = (len(layers) - linear) * layer_norms(spec) + moe * router_parameters(spec)
+    if linear:
+        matrices += linear * linear_matrices(spec)
+        alike += linear * layer_norms(spec, linear=True)
     tables = 1 if first and last and spec.tied else int(first) + int(last)
     return matrices // tp + alike + tables * table + (spec.hidden if last else 0)
 

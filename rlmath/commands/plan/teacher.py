@@ -44,7 +44,7 @@ def teacher_bytes(config: Config, spec: ModelSpec) -> dict[str, float]:
     rows = min(teacher.max_batched_tokens, tokens * config.rollout.max_running_sequences)
     return {
         "weights": engine_weights_bytes(spec, tp) * value / 2,
-        "cache of one sequence": tokens * kv_bytes(spec, tp) * value / 2,
+        "cache of one sequence": tokens * kv_bytes(spec, tp, sequence_tokens=tokens) * value / 2,
         "logits": rows * spec.vocab * (value + 4 + 4),
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlmath.commands.plan.activations import DELTA_CHUNK
 from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.fp8 import matrix_cost, quantizing_bytes
@@ -98,14 +99,26 @@ def _recomputed_flops(
 
 
 def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
-    """Operations of causal attention between the projections, per token."""
+    """Operations of causal attention between the projections, per token.
+
+    Of linear attention, per head: three products with the state; and within a chunk two of keys,
+    one with what is written, and a triangular system (Yang et al. 2024, arXiv:2412.06464,
+    section 3.3). They do not grow with the sequence.
+    """
     seen, window = sequence_tokens / 2, spec.sliding_window
     if window is not None and window < sequence_tokens:
         # The first tokens attend to all tokens before them, the others to the window.
         windowed = window - window**2 / (2 * sequence_tokens)
         full = len(spec.full_layers) / spec.layers
         seen = full * seen + (1 - full) * windowed
-    return spec.layers * 2 * (spec.heads * spec.head_dim + spec.value_width) * seen
+    layers = spec.layers - len(spec.linear_layers)
+    found = layers * 2 * (spec.heads * spec.head_dim + spec.value_width) * seen
+    if spec.linear is not None:
+        one = spec.linear
+        key, value = one.key_head_dim, one.value_head_dim
+        per_head = 6 * key * value + DELTA_CHUNK * (5 * key + 3 * value)
+        found += len(spec.linear_layers) * one.value_heads * per_head
+    return found
 
 
 def _decoding_flops(spec: ModelSpec, sequence_tokens: float) -> float:
@@ -292,7 +305,7 @@ def decoding(
         token_bytes: Keys and values of one token on a rank.
     """
     weights = engine_weights_bytes(spec, tp) if weights_bytes is None else weights_bytes
-    kept = kv_bytes(spec, tp) if token_bytes is None else token_bytes
+    kept = token_bytes or kv_bytes(spec, tp, sequence_tokens=work.mean_tokens)
     share = -(-work.sequences // engines)
     running = max(1, min(share, most_running, int(cache_tokens // work.mean_tokens)))
 

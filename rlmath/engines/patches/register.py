@@ -110,10 +110,11 @@ def register() -> None:
             cpu_routes.install()
         import rlmath.engines.patches.cpu_norms  # noqa: F401
         from rlmath.device.gloo import share_device
-        from rlmath.engines.patches import cpu_rounds, cpu_sampling
+        from rlmath.engines.patches import cpu_rounds, cpu_sampling, cpu_vision
 
         cpu_sampling.install()
         cpu_rounds.install()
+        cpu_vision.install()
         # Imported where an engine computes adapters.
         type(current_platform).get_punica_wrapper = classmethod(lambda cls: CPU_ADAPTERS)
         share_device()

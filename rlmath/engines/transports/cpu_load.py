@@ -56,8 +56,7 @@ class CpuLoader:
         known = set()
         for part in parts_of(model):
             layer = self._layers.setdefault(id(part.module), _Layer(part.module))
-            packed = not part.read().numel()
-            (layer.parts if packed else layer.in_place).append(part)
+            (layer.parts if part.is_packed else layer.in_place).append(part)
             self._by_name[part.name] = layer
             known.add(id(getattr(part.module, part.key)))
         everything = {id(parameter) for parameter in model.parameters()}
@@ -113,7 +112,7 @@ def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
     if layer.parts:
         here = {part.name: given[part.name] for part in layer.parts if part.name in given}
         have = layer.waiting | here
-        if len(have) < len(layer.parts):
+        if len(have) < len({part.name for part in layer.parts}):
             # The segment is overwritten before the others arrive.
             layer.waiting |= {name: tensor.clone() for name, tensor in here.items()}
             return
@@ -128,9 +127,10 @@ def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
     """Let vLLM pack a matrix again from these runs of rows."""
     # Free the old one before the new one is allocated.
     module.cpu_linear = None
-    setattr(module, key, torch.nn.Parameter(_join(runs), requires_grad=False))
+    joined = _join(runs) if runs[0].ndim == 2 else torch.cat(runs)
+    setattr(module, key, torch.nn.Parameter(joined, requires_grad=False))
     module.quant_method.process_weights_after_loading(module)
-    if getattr(module, key).numel():
+    if getattr(module, key).numel() and joined.ndim == 2:
         raise RuntimeError(f"vLLM did not pack the matrix of {type(module).__name__} again")
 
 

@@ -49,9 +49,9 @@ def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[st
             matrices.setdefault(id(one.module), []).append(one)
             continue
         values = one.read()
-        if one.key == "bias" or values.ndim == 2:
-            # vLLM widens biases to float32 on a CPU with matrix units, and a router's matrix for
-            # precision.router_dtype=float32.
+        if one.key in ("bias", "A_log") or values.ndim == 2:
+            # vLLM widens biases to float32 on a CPU with matrix units, a router's matrix for
+            # precision.router_dtype=float32, and the decays of a gated delta net always.
             values = values.to(dtype)
         _count(held, one.name, fingerprint_in(part, one.name, values, *one.corner))
     for parts in matrices.values():
@@ -235,6 +235,8 @@ def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, 
         module: The layer.
         chosen: Only these of this worker's experts; ``None``: all.
     """
+    from vllm import _custom_ops as ops
+
     method = module.quant_method
     backend = method.unquantized_backend.name
     w13, w2 = module.w13_weight.data, module.w2_weight.data
@@ -244,7 +246,12 @@ def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, 
         kernel = method.moe_kernel.fused_experts
         if getattr(kernel, "_use_zentorch", True):
             return None
-        orders = unpack(w13, kernel.isa), unpack(w2, kernel.isa)
+
+        def pack(one: Tensor) -> Tensor:
+            packed: Tensor = ops.cpu_prepack_moe_weight(one, kernel.isa)
+            return packed
+
+        orders = unpack(w13, pack), unpack(w2, pack)
         if orders[0] is None or orders[1] is None:
             return None
         w13, w2 = orders[0], orders[1]

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlmath.engines.transports.packed import is_packed_convolution, unpacked_convolution
 from rlmath.weights.expert_shares import ExpertShare
 
 # Start of an engine's message that tensors are missing; a worker process passes only text.
@@ -19,6 +20,13 @@ UNSENT = "the weight update left"
 
 # Parameters that vLLM computes from a matrix of latent attention; they are not sent.
 PRODUCTS = ("W_UK_T", "W_UV")
+# Tensors in the matrices that vLLM merges, in their order. Where files have one for all of a merged
+# matrix (Qwen3-Next), vLLM's has one run.
+_MERGED = {
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_qkv", "in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,16 @@ class Part:
     length: int
     replica: bool = False
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether vLLM packed the parameter for a CPU's kernels."""
+        return not getattr(self.module, self.key).numel() or is_packed_convolution(self.module)
+
     def read(self) -> Tensor:
-        """The run in the worker's memory; empty if it was packed for a CPU's kernels."""
+        """The run in the worker's memory; empty if it is in a packed matrix."""
         parameter: Tensor = getattr(self.module, self.key).data
+        if is_packed_convolution(self.module):
+            parameter = unpacked_convolution(self.module)
         if not parameter.numel() or self.dim == 1:
             return parameter
         return parameter.narrow(0, self.row, self.length)
@@ -90,13 +105,18 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
     stem, _, last = name.rpartition(".")
     if isinstance(module, QKVParallelLinear):
         yield from _qkv(stem, module, own)
-    elif isinstance(module, MergedColumnParallelLinear) and last == "gate_up_proj":
+    elif isinstance(module, MergedColumnParallelLinear) and last in _MERGED:
+        sizes = module.output_partition_sizes
+        names = _MERGED[last] if len(sizes) > 1 else (last,)
         for key in own:
-            row = 0
-            for which, size in zip(("gate", "up"), module.output_partition_sizes, strict=True):
-                start = module.tp_rank * size
-                yield Part(f"{stem}.{which}_proj.{key}", module, key, row, 0, start, size)
-                row += size
+            yield from _runs([f"{stem}.{one}.{key}" for one in names], module, key, sizes)
+    elif hasattr(module, "A_log"):
+        # A gated delta net, whose heads tensor ranks share.
+        for key, parameter in own.items():
+            size = parameter.shape[0]
+            yield Part(f"{name}.{key}", module, key, 0, 0, _tensor_rank() * size, size)
+        widths = [n // module.tp_size for n in (module.key_dim, module.key_dim, module.value_dim)]
+        yield from _runs([f"{name}.conv1d.weight"] * 3, module.conv1d, "weight", widths)
     elif last == "fused_qkv_a_proj":
         # Latent attention: complete on every worker.
         row, replica = 0, _tensor_rank() > 0
@@ -115,7 +135,7 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
         if "weight_scale" in own:
             rows, replica = module.output_size, module.tp_rank > 0
             yield Part(f"{name}.weight_scale", module, "weight_scale", 0, 0, 0, rows, replica)
-    elif isinstance(module, ReplicatedLinear) and last == "gate":
+    elif isinstance(module, ReplicatedLinear) and last in ("gate", "shared_expert_gate"):
         size = module.output_size
         for key in own:
             yield Part(f"{name}.{key}", module, key, 0, 0, 0, size, replica=_tensor_rank() > 0)
@@ -144,6 +164,15 @@ def _share_of(module: Any) -> ExpertShare | None:
         places = enumerate(module.expert_map.tolist())
         held = frozenset(expert for expert, place in places if place >= 0)
     return ExpertShare(held, ranks.tp_rank, ranks.tp_size)
+
+
+def _runs(names: list[str], module: Any, key: str, sizes: list[int]) -> Iterator[Part]:
+    """Runs of a rank's shares, one after another; equal names are runs of one tensor."""
+    row, whole = 0, dict.fromkeys(names, 0)
+    for name, size in zip(names, sizes, strict=True):
+        yield Part(name, module, key, row, 0, whole[name] + module.tp_rank * size, size)
+        row += size
+        whole[name] += module.tp_size * size
 
 
 def _qkv(stem: str, module: Any, own: dict[str, Tensor]) -> Iterator[Part]:

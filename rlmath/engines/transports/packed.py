@@ -2,12 +2,13 @@
 
 A dense matrix is packed inside oneDNN, which exposes no tensor. Its product with the identity
 returns every element: one factor is 1, the others are 0, so nothing is rounded. Experts are packed
-by moving elements. Packing their indices in the same way shows where each element went.
+by moving elements, as are convolutions. Packing their indices in the same way shows where each
+element went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,18 +49,16 @@ def columns_of(
 
 
 @torch.inference_mode()
-def unpack(packed: Tensor, isa: str) -> Tensor | None:
-    """Experts' matrices in the order before vLLM packed them.
+def unpack(packed: Tensor, pack: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Tensors in the order before vLLM packed them.
 
     Args:
-        packed: ``[experts, rows, columns]`` from ``cpu_prepack_moe_weight``.
-        isa: As passed to that function.
+        packed: ``[n, ...]``, all packed alike, in the shape from before.
+        pack: Packs ``[1, ...]``.
 
     Returns:
         The same shape; ``None`` if packing does more than move elements.
     """
-    from vllm import _custom_ops as ops
-
     one = packed[:1]
     words = {2: torch.int16, 4: torch.int32}.get(packed.element_size())
     if words is None:
@@ -67,10 +66,7 @@ def unpack(packed: Tensor, isa: str) -> Tensor | None:
     # An index may need more bits than an element has, so its halves are sent one after the other.
     place = torch.arange(one.numel()).reshape(one.shape)
     halves = [
-        ops.cpu_prepack_moe_weight((half - 2**15).to(words).view(packed.dtype), isa)
-        .view(words)
-        .long()
-        + 2**15
+        pack((half - 2**15).to(words).view(packed.dtype)).view(words).long() + 2**15
         for half in (place % 2**16, place // 2**16)
     ]
     source = (halves[0] + 2**16 * halves[1]).reshape(-1)
@@ -82,3 +78,25 @@ def unpack(packed: Tensor, isa: str) -> Tensor | None:
         return None
     flat = packed.reshape(packed.shape[0], -1)
     return torch.empty_like(flat).index_copy_(1, source, flat).reshape(packed.shape)
+
+
+def is_packed_convolution(module: Any) -> bool:
+    """Whether vLLM packed the weight of a layer's causal convolution."""
+    return hasattr(module, "_cpu_unpacked_conv_weight")
+
+
+def unpacked_convolution(module: Any) -> Tensor:
+    """``[channels, 1, width]``: the weight that such a layer computes with.
+
+    Raises:
+        RuntimeError: Packing does more than move elements.
+    """
+    from vllm import _custom_ops as ops
+
+    # vLLM's copy from before packing, which nothing computes with, has the shape.
+    channels, width = module._cpu_unpacked_conv_weight.shape
+    packed = module.weight.data.reshape(1, channels, width)
+    found = unpack(packed, lambda one: ops.causal_conv1d_weight_pack(one[0]))
+    if found is None:
+        raise RuntimeError("vLLM packs convolutions in another way than by moving elements")
+    return found.view(channels, 1, width)

@@ -120,6 +120,29 @@ def test_what_is_wrong_with_olmo3(changes, message):
 
 
 @pytest.mark.parametrize(
+    ("name", "billions", "linear"),
+    # Without layers for multi-token prediction and the image encoder.
+    [
+        ("Qwen3.5-9B", 8.95, 24),
+        ("Qwen3.5-35B-A3B", 34.66, 30),
+        ("Qwen3-Next-80B-A3B-Instruct", 79.67, 36),
+    ],
+)
+def test_models_with_linear_attention(name, billions, linear):
+    spec = model_spec(KNOWN[name])
+    assert round(spec.num_parameters / 1e9, 2) == billions
+    assert len(spec.linear_layers) == linear and not spec.is_linear_layer(3)
+    assert (spec.rotary_dim, spec.linear.conv_channels) == (64, 2 * 2048 + 4096)
+    listed = ["full_attention", *["linear_attention"] * (spec.layers - 1)]
+    assert model_spec(KNOWN[name] | {"layer_types": listed}).linear_layers[0] == 1
+    assert (
+        model_spec(KNOWN[name] | {"layer_types": ["full_attention"] * spec.layers}).linear is None
+    )
+    with pytest.raises(ModelError, match="linear_num_value_heads=24 is no multiple of"):
+        model_spec(KNOWN[name] | {"linear_num_value_heads": 24})
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"hidden_size": None}, "config.json: no field hidden_size"),

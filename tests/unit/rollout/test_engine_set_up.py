@@ -1,5 +1,6 @@
 """What an engine is told: from the settings to its specification, environment and folders."""
 
+import json
 import os
 import tempfile
 from dataclasses import replace
@@ -28,6 +29,7 @@ from rlmath.engines.routes import RouteSpec
 from rlmath.engines.step_loop import StepLoop
 from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.precision import Precision
+from rlmath.model.published import published_config
 from rlmath.model.tiny import make_tiny_model
 from rlmath.training import engine_settings
 from rlmath.training.engine_settings import engine_spec
@@ -49,6 +51,16 @@ def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told():
     assert spec_of(Device.cuda).async_scheduling
     assert not spec_of(Device.cpu, "cluster=local").async_scheduling
     assert not spec_of(Device.cuda, "rollout.async_scheduling=false").async_scheduling
+
+
+def test_prefixes_are_kept_on_cpu_unless_the_model_has_states(tmp_path):
+    prompts = "data.max_prompt_tokens=512"
+    assert spec_of(Device.cpu, "cluster=local", prompts).prefix_caching
+    config = published_config("Qwen3.5-9B")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = f"model.path={tmp_path}"
+    assert not spec_of(Device.cpu, "cluster=local", prompts, path).prefix_caching
+    assert spec_of(Device.cuda, prompts, path).prefix_caching
 
 
 def test_short_steps_are_on_on_cpu_and_on_gpus_where_told():

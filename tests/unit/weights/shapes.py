@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from rlmath.model.rope import Rope
-from rlmath.model.spec import ModelSpec
+from rlmath.model.spec import LinearAttention, ModelSpec
 from rlmath.weights.pieces import hf_shapes
 
 QWEN2 = ModelSpec(
@@ -35,7 +35,22 @@ QWEN3_MOE = replace(
 )
 MISTRAL = replace(QWEN2, architecture="MistralForCausalLM", sliding_window=64)
 OLMO2 = replace(QWEN2, architecture="Olmo2ForCausalLM", kv_heads=4)
-ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE, MISTRAL, OLMO2)}
+QWEN3_5 = replace(
+    QWEN2,
+    architecture="Qwen3_5ForCausalLM",
+    linear=LinearAttention(4, 8, key_head_dim=3, value_head_dim=5, conv_width=4),
+    linear_layers=(0, 2),
+)
+QWEN3_NEXT = replace(
+    QWEN3_MOE,
+    architecture="Qwen3NextForCausalLM",
+    linear=QWEN3_5.linear,
+    linear_layers=(0, 1),
+    shared_ffn=20,
+)
+ALL = {
+    s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE, MISTRAL, OLMO2, QWEN3_5, QWEN3_NEXT)
+}
 
 
 def random_weights(spec, dtype=torch.float32):

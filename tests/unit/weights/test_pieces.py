@@ -1,5 +1,6 @@
 """Pieces of matrices on ranks, and the parameters that they make."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from rlmath.checks.weight_headers import tensors_in
 from rlmath.errors import ModelError, WeightsError
 from rlmath.model.families import FAMILIES, Rule, family_of
 from rlmath.model.rank_layout import ParallelRank
@@ -16,7 +18,7 @@ from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.megatron import hf_tensors, load_from_hf
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
 from tests.unit.weights.model_ranks import modules_like
-from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, random_weights
+from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, random_weights
 
 
 def shard(entry, spec, weights, tp_size, layer, expert):
@@ -49,9 +51,27 @@ def expected_shards(entry, spec, parts, tp_size):
         padding = torch.full((rows, spec.hidden), torch.nan)
         return list(torch.cat([parts[0], padding]).chunk(tp_size, 0))
     rest = parts[0].shape[1:]
+    if entry.rule.name.startswith("delta"):
+        chunks = [part.chunk(tp_size, 0) for part in delta_sections(entry, spec.linear, parts)]
+        return [torch.cat(of_rank) for of_rank in zip(*chunks, strict=True)]
+    if spec.family.gated_attention:
+        heads = parts[0].reshape(spec.kv_heads, -1, 2, spec.head_dim, *rest)
+        parts = [heads.transpose(1, 2).reshape(parts[0].shape), *parts[1:]]
     by_group = [part.reshape(spec.kv_heads, -1, spec.head_dim, *rest) for part in parts]
     fused = torch.cat(by_group, dim=1).reshape(-1, *rest)
     return list(fused.chunk(tp_size, 0))
+
+
+def delta_sections(entry, linear, parts):
+    """Queries, keys, values, and what else the matrix has, of all heads."""
+    if entry.rule is not Rule.delta_in_by_head:
+        width = linear.key_width
+        return [*parts[0].tensor_split([width, 2 * width]), *parts[1:]]
+    sharing = linear.value_heads // linear.key_heads
+    key, value = linear.key_head_dim, sharing * linear.value_head_dim
+    by_head = [part.reshape(linear.key_heads, -1, part.shape[1]) for part in parts]
+    sections = (*by_head[0].split([key, key, value, value], 1), *by_head[1].chunk(2, 1))
+    return [section.flatten(0, 1) for section in sections]
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -195,6 +215,19 @@ def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path):
     ):
         load({name: torch.zeros(24, 32)})
     load({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
+
+
+def test_a_text_model_taken_out_of_one_with_images_keeps_its_names(tmp_path):
+    weights = random_weights(QWEN3_5)
+    names = {name: name.replace("model.", "model.language_model.", 1) for name in weights}
+    given = {names[name]: tensor for name, tensor in weights.items()}
+    model = modules_like(QWEN3_5, 0, ParallelRank())
+    load_from_hf([model], save(tmp_path, given), QWEN3_5, ParallelRank())
+    buckets = hf_tensors([model], QWEN3_5, ParallelRank())
+    for name, tensor in itertools.chain.from_iterable(buckets):
+        assert torch.equal(tensor, weights[name])
+    folder = tmp_path / "model.safetensors"
+    assert {name: one.shape for name, one in tensors_in(folder).items()} == hf_shapes(QWEN3_5)
 
 
 def test_a_tied_model_may_hold_its_output_layer_twice(tmp_path):

@@ -23,6 +23,7 @@ WORDS = [
     *([f"model={name}"] for name in options("model")),
     ["model=qwen3_30b_a3b", "recipe=dapo"],
     ["model.path=DeepSeek-V3", "recipe=dapo"],
+    ["model.path=Qwen3-Next-80B-A3B-Instruct"],
     ["quickstart", "algorithm.advantage=gae"],
     [
         "quickstart",

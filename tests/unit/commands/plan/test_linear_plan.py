@@ -1,0 +1,66 @@
+"""Plans of models with linear attention, by their published sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.commands.plan.activations import DELTA_CHUNK
+from rlmath.commands.plan.engine_memory import kv_bytes
+from rlmath.commands.plan.models import (
+    active_matrices,
+    expert_parameters_of_rank,
+    parameters_of_rank,
+)
+from rlmath.commands.plan.time import forward_flops
+from rlmath.device.delta_rule import CHUNK
+from rlmath.model.parallel import Layout
+from rlmath.model.published import published_spec
+from rlmath.model.spec import ModelSpec
+
+# Of the text model, as its publisher counts them; that of Qwen3-Next is the hub's.
+PUBLISHED = {
+    "Qwen3.5-9B": 8_953_803_264,
+    "Qwen3.5-27B": 26_895_998_464,
+    "Qwen3.5-35B-A3B": 34_660_610_688,
+    "Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
+}
+NAMES = list(PUBLISHED)
+
+
+def spec_of(name: str) -> ModelSpec:
+    spec = published_spec(name)
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_hold_the_published_weights_together(name: str) -> None:
+    spec = spec_of(name)
+    assert spec.num_parameters == PUBLISHED[name]
+    one = Layout(1)
+    whole = parameters_of_rank(spec, one, 0) + expert_parameters_of_rank(spec, one, 0)
+    assert whole == spec.num_parameters
+    stages = Layout(1, 4)
+    parts = (parameters_of_rank(spec, stages, n) for n in range(4))
+    experts = (expert_parameters_of_rank(spec, stages, n) for n in range(4))
+    assert sum(parts) + sum(experts) == whole
+    halves = Layout(2, 1)
+    assert parameters_of_rank(spec, halves, 0) < 0.52 * parameters_of_rank(spec, one, 0)
+
+
+def test_a_sequence_has_a_state_and_few_keys() -> None:
+    """Qwen3-Next-80B-A3B: 36 of 48 layers have a state of 2 MiB each, 12 have keys and values."""
+    spec = spec_of("Qwen3-Next-80B-A3B-Instruct")
+    state = 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+    assert kv_bytes(spec, 1) == 2 * 2 * 12 * 2 * 256
+    assert 1000 * kv_bytes(spec, 1, sequence_tokens=1000) == 1000 * kv_bytes(spec, 1) + state
+    assert 1000 * kv_bytes(spec, 2, sequence_tokens=1000) == 1000 * kv_bytes(spec, 2) + state / 2
+
+
+def test_operations_of_linear_layers_do_not_grow_with_the_sequence() -> None:
+    spec = spec_of("Qwen3.5-9B")
+    more = forward_flops(spec, 65536) - forward_flops(spec, 32768)
+    assert more == 8 * 2 * 2 * 16 * 256 * 32768 / 2
+    fixed = forward_flops(spec, 0) - 2 * (active_matrices(spec) + spec.vocab * spec.hidden)
+    assert fixed == 24 * 32 * (6 * 128 * 128 + 64 * 8 * 128)
+    assert DELTA_CHUNK == CHUNK
