@@ -80,12 +80,12 @@ def gated_delta_rule(
         x = F.pad(x, (*(0, 0) * (x.ndim - 3), 0, -length % chunk))
         return x.unflatten(2, (-1, chunk))
 
-    query, key = (_normalized(x.float()).repeat_interleave(sharing, 2) for x in (query, key))
+    query, key = (_normalize(x.float()).repeat_interleave(sharing, 2) for x in (query, key))
     chunks = map(in_chunks, (query * query.size(-1) ** -0.5, key, value, decay, beta[..., None]))
     return _over_chunks(*chunks)[:, :, :length].transpose(1, 2).to(value.dtype)
 
 
-def _normalized(x: Tensor) -> Tensor:
+def _normalize(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 
