@@ -176,20 +176,27 @@ def test_a_cut_sample_continues_from_a_state_that_is_computed_again(engine):
 
 
 def test_sequences_that_are_preempted_are_those_that_are_not(engine):
-    """More sequences than states and keys have blocks: vLLM computes some of them again."""
+    """They lack blocks for their next keys: vLLM computes some of them again."""
     pool, reference, _ = engine
 
     def shrink(engine):
         scheduler = engine._loop._engine.engine_core.engine_core.scheduler
         blocks = scheduler.kv_cache_manager.block_pool
         blocks.get_new_blocks(blocks.get_num_free_blocks() - 40)
-        preempt, scheduler.preempted = scheduler._preempt_request, 0
+        preempt, schedule = scheduler._preempt_request, scheduler.schedule
+        scheduler.preempted = scheduler.steps = 0
 
         def counting(*arguments, **options):
             scheduler.preempted += 1
             return preempt(*arguments, **options)
 
-        scheduler._preempt_request = counting
+        def scheduling(*arguments, **options):
+            scheduler.steps += 1
+            if scheduler.steps == 20:
+                blocks.get_new_blocks(blocks.get_num_free_blocks())
+            return schedule(*arguments, **options)
+
+        scheduler._preempt_request, scheduler.schedule = counting, scheduling
 
     def count(engine):
         return engine._loop._engine.engine_core.engine_core.scheduler.preempted
