@@ -173,39 +173,3 @@ def test_a_cut_sample_continues_from_a_state_that_is_computed_again(engine):
         assert tokens(whole)[:17] == tokens(parts[key]) and len(whole.token_ids) == 40
     # Another kernel reads the begun part than the one that sampled it.
     check_log_probs(reference, prompts, rest)
-
-
-def test_sequences_that_are_preempted_are_those_that_are_not(engine):
-    """They lack blocks for their next keys: vLLM computes some of them again."""
-    pool, reference, _ = engine
-
-    def shrink(engine):
-        scheduler = engine._loop._engine.engine_core.engine_core.scheduler
-        blocks = scheduler.kv_cache_manager.block_pool
-        blocks.get_new_blocks(blocks.get_num_free_blocks() - 40)
-        preempt, schedule = scheduler._preempt_request, scheduler.schedule
-        scheduler.preempted = scheduler.steps = 0
-
-        def counting(*arguments, **options):
-            scheduler.preempted += 1
-            return preempt(*arguments, **options)
-
-        def scheduling(*arguments, **options):
-            scheduler.steps += 1
-            if scheduler.steps == 20:
-                blocks.get_new_blocks(blocks.get_num_free_blocks())
-            return schedule(*arguments, **options)
-
-        scheduler._preempt_request, scheduler.schedule = counting, scheduling
-
-    def count(engine):
-        return engine._loop._engine.engine_core.engine_core.scheduler.preempted
-
-    place = pool.engines[0]
-    ray.get(place.__ray_call__.remote(shrink))
-    prompts = random_prompts(16, 300, seed=3)
-    requests = [
-        replace(one, ignore_eos=True) for one in make_requests(prompts, samples=1, max_tokens=120)
-    ]
-    check_log_probs(reference, prompts, list(pool.generate(requests)))
-    assert ray.get(place.__ray_call__.remote(count)) > 0
