@@ -247,11 +247,11 @@ class ParallelRMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.zero_centered:
-            return self.scaled(x, self.weight)
+            return self.normalize(x, self.weight)
         # In float32: 1 plus a small weight would be rounded to few bits of it.
-        return self.scaled(x.float(), 1 + self.weight.float()).to(x.dtype)
+        return self.normalize(x.float(), 1 + self.weight.float()).to(x.dtype)
 
-    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor) -> Tensor:
         """Normalize, and multiply by a weight."""
         return torch.nn.functional.rms_norm(x, self.normalized_shape, weight, self.eps)
 
@@ -259,6 +259,6 @@ class ParallelRMSNorm(torch.nn.RMSNorm):
 class CpuRMSNorm(ParallelRMSNorm):
     """RMSNorm computed in fewer passes on a CPU."""
 
-    def scaled(self, x: Tensor, weight: Tensor) -> Tensor:
+    def normalize(self, x: Tensor, weight: Tensor) -> Tensor:
         assert self.eps is not None
         return rms_norm(x, weight, self.eps)

@@ -41,7 +41,7 @@ class GatedNorm(torch.nn.Module):
 class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
     """Megatron's layer with another forward, for packed sequences.
 
-    Convolution and state start anew in each sequence.
+    Convolution and state begin with each sequence.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -49,6 +49,8 @@ class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
         gated_delta_net.HAVE_FLA = True
         super().__init__(*args, **kwargs)
         config = self.config
+        if config.context_parallel_size > 1:
+            raise ValueError("linear attention needs whole sequences; use no context parallelism")
         self.recompute = (
             config.recompute_granularity == "selective" and "core_attn" in config.recompute_modules
         )
@@ -66,7 +68,7 @@ class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
 
         def core(qkv: Tensor, gate: Tensor, beta: Tensor, alpha: Tensor) -> Tensor:
             decay = -self.A_log.float().exp() * F.softplus(alpha.float() + self.dt_bias.float())
-            out = self._packed(qkv, decay, beta.sigmoid(), packed_seq_params)
+            out = self._over_pack(qkv, decay, beta.sigmoid(), packed_seq_params)
             return self.out_norm(out, gate.unflatten(-1, out.shape[1:])).flatten(1)
 
         inputs = (qkv, gate, beta, alpha)
@@ -74,7 +76,7 @@ class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
         output: tuple[Tensor, Tensor | None] = self.out_proj(out[:, None])
         return output
 
-    def _packed(self, qkv: Tensor, decay: Tensor, beta: Tensor, packed: Any) -> Tensor:
+    def _over_pack(self, qkv: Tensor, decay: Tensor, beta: Tensor, packed: Any) -> Tensor:
         """``[tokens, heads of this rank, value_head_dim]``."""
         if takes_packs(qkv):
             return self._attend(qkv[None], decay[None], beta[None], packed.cu_seqlens_q)[0]

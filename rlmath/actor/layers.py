@@ -48,23 +48,27 @@ def layer_spec(
     return spec
 
 
-def delta_settings(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of Megatron's ``TransformerConfig``; empty without linear attention.
+def hybrid_settings(spec: ModelSpec) -> dict[str, Any]:
+    """Fields of Megatron's ``TransformerConfig`` for gates, norms and linear attention.
 
     Megatron's own variant is not selected: its block has no layers without Transformer Engine.
     """
-    if spec.linear is None:
-        return {}
-    one = spec.linear
-    return {
-        # Checkpoints then name each layer's parameters separately.
-        "linear_attention_freq": [int(spec.is_linear_layer(n)) for n in range(spec.layers)],
-        "linear_conv_kernel_dim": one.conv_width,
-        "linear_key_head_dim": one.key_head_dim,
-        "linear_value_head_dim": one.value_head_dim,
-        "linear_num_key_heads": one.key_heads,
-        "linear_num_value_heads": one.value_heads,
+    found: dict[str, Any] = {
+        "attention_output_gate": spec.family.gated_attention,
+        "layernorm_zero_centered_gamma": spec.family.zero_centered_norms,
     }
+    if spec.linear is not None:
+        one = spec.linear
+        found |= {
+            # Checkpoints then name each layer's parameters separately.
+            "linear_attention_freq": [int(spec.is_linear_layer(n)) for n in range(spec.layers)],
+            "linear_conv_kernel_dim": one.conv_width,
+            "linear_key_head_dim": one.key_head_dim,
+            "linear_value_head_dim": one.value_head_dim,
+            "linear_num_key_heads": one.key_heads,
+            "linear_num_value_heads": one.value_heads,
+        }
+    return found
 
 
 def submodules_of_layers(spec: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from rlmath.actor.latent import (
     share_rotary_table,
     sum_rotary_key_gradients,
 )
-from rlmath.actor.layers import delta_settings, layer_spec
+from rlmath.actor.layers import hybrid_settings, layer_spec
 from rlmath.actor.rotary import (
     keep_one_rotary_table,
     rope_inverse_frequencies,
@@ -85,8 +85,7 @@ def transformer_config(
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
-        # Megatron sums the gradients of these norms over tensor ranks, but norms over all heads are
-        # sharded.
+        # Megatron sums these norms' gradients over tensor ranks; norms over all heads are sharded.
         qk_layernorm=spec.qk_norm is QkNorm.per_head or spec.latent is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -106,9 +105,7 @@ def transformer_config(
         softmax_scale=softmax_scale(spec) if spec.latent is None else None,
         **latent_settings(spec),
         **window_settings(spec, max_sequence_length),
-        **delta_settings(spec),
-        attention_output_gate=spec.family.gated_attention,
-        layernorm_zero_centered_gamma=spec.family.zero_centered_norms,
+        **hybrid_settings(spec),
         # Micro-batches vary in size, also between ranks that share experts; Megatron checks the
         # dispatcher for that even without experts.
         variable_seq_lengths=True,

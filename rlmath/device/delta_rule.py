@@ -6,6 +6,8 @@ torch's operators, which take sequences of one length.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from importlib.util import find_spec
 
 import torch
@@ -20,7 +22,19 @@ _EPS = 1e-6
 
 def takes_packs(x: Tensor) -> bool:
     """Whether the operators take packed sequences of this tensor's device."""
-    return x.is_cuda and find_spec("fla") is not None
+    return x.is_cuda and _has_kernels()
+
+
+@functools.cache
+def _has_kernels() -> bool:
+    found = find_spec("fla") is not None
+    if not found:
+        warnings.warn(
+            "linear attention is computed by torch's operators, which are slower and need more "
+            "memory than its kernels; pip install flash-linear-attention",
+            stacklevel=2,
+        )
+    return found
 
 
 def causal_convolution(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> Tensor:
@@ -80,12 +94,12 @@ def gated_delta_rule(
         x = F.pad(x, (*(0, 0) * (x.ndim - 3), 0, -length % chunk))
         return x.unflatten(2, (-1, chunk))
 
-    query, key = (_normalized(x.float()).repeat_interleave(sharing, 2) for x in (query, key))
+    query, key = (_normalize(x.float()).repeat_interleave(sharing, 2) for x in (query, key))
     chunks = map(in_chunks, (query * query.size(-1) ** -0.5, key, value, decay, beta[..., None]))
     return _over_chunks(*chunks)[:, :, :length].transpose(1, 2).to(value.dtype)
 
 
-def _normalized(x: Tensor) -> Tensor:
+def _normalize(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
 
 

@@ -1,4 +1,4 @@
-"""What describes a model family: its traits, and its table of parameters and tensors."""
+"""Description of a model family: its traits, and its table of parameters and tensors."""
 
 from __future__ import annotations
 

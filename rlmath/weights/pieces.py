@@ -192,7 +192,7 @@ def local_tensor(
     if entry.rule in _FUSED:
         sections = _FUSED[entry.rule](tensors, spec, tp_size)
         names = {tensor.name: f"{tensor.name}: {tensor.dims[0]}" for tensor in tensors}
-        return _fused(sections, names, sizes[0][1:], tp_rank, tp_size)
+        return _slices(sections, names, sizes[0][1:], tp_rank, tp_size)
     dim = 1 if entry.rule is Rule.row else 0
     run = share(f"{tensors[0].name}: {tensors[0].dims[dim]}", sizes[0][dim], tp_size)
     local = tuple(run if d == dim else n for d, n in enumerate(sizes[0]))
@@ -205,7 +205,7 @@ _Rows = tuple[str, int, int]
 _Section = list[_Rows]
 
 
-def _fused(
+def _slices(
     sections: list[_Section],
     labels: Mapping[str, str],
     columns: tuple[int, ...],

@@ -150,7 +150,8 @@ def test_one_stale_tensor_is_named(engine, key):
     def plant(worker):
         modules = dict(worker.model_runner.get_model().named_modules())
         name, _, last = f"model.layers.1.linear_attn.{key}".rpartition(".")
-        getattr(modules[name], last).data.view(-1)[-1] += 0.5
+        with torch.inference_mode():
+            getattr(modules[name], last).data.view(-1)[-1] += 0.5
 
     place = pool.engines[0]
     ray.get(place.__ray_call__.remote(lambda engine: engine._loop.rpc(plant)))
@@ -172,32 +173,3 @@ def test_a_cut_sample_continues_from_a_state_that_is_computed_again(engine):
         assert tokens(whole)[:17] == tokens(parts[key]) and len(whole.token_ids) == 40
     # Another kernel reads the begun part than the one that sampled it.
     check_log_probs(reference, prompts, rest)
-
-
-def test_sequences_that_are_preempted_are_those_that_are_not(engine):
-    """More sequences than states and keys have blocks: vLLM computes some of them again."""
-    pool, reference, _ = engine
-
-    def shrink(engine):
-        scheduler = engine._loop._engine.engine_core.engine_core.scheduler
-        blocks = scheduler.kv_cache_manager.block_pool
-        blocks.get_new_blocks(blocks.get_num_free_blocks() - 40)
-        preempt, scheduler.preempted = scheduler._preempt_request, 0
-
-        def counting(*arguments, **options):
-            scheduler.preempted += 1
-            return preempt(*arguments, **options)
-
-        scheduler._preempt_request = counting
-
-    def count(engine):
-        return engine._loop._engine.engine_core.engine_core.scheduler.preempted
-
-    place = pool.engines[0]
-    ray.get(place.__ray_call__.remote(shrink))
-    prompts = random_prompts(16, 300, seed=3)
-    requests = [
-        replace(one, ignore_eos=True) for one in make_requests(prompts, samples=1, max_tokens=120)
-    ]
-    check_log_probs(reference, prompts, list(pool.generate(requests)))
-    assert ray.get(place.__ray_call__.remote(count)) > 0

@@ -237,8 +237,8 @@ def make_glm(folder):
 def make_hybrid(folder):
     """A Qwen3-Next: linear and gated attention, experts and a gated shared one."""
     sizes = {"head_dim": 16, "moe_intermediate_size": 32, "num_key_value_heads": 2}
-    model = build("qwen3_next", **TINY_SIZES | sizes)
-    perturb(model, 0.05)
+    model = build("qwen3_next", **TINY_SIZES | sizes | {"initializer_range": 0.02})
+    perturb(model, 0.03)
     model.save_pretrained(folder)
     return str(folder)
 

@@ -1,4 +1,4 @@
-"""What an actor with linear or gated attention is refused, by name, before anything starts."""
+"""Refusals of an actor with linear or gated attention, by name, before anything starts."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """The operators of a gated delta net against the recurrence and the convolution as they are written
 in the paper (arXiv:2412.06464, equation 10), token by token in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from rlmath.device import delta_rule
 from rlmath.device.delta_rule import CHUNK, causal_convolution, gated_delta_rule
 
 
@@ -49,3 +52,16 @@ def test_convolution_sees_its_last_tokens_alone():
     for t in range(7):
         seen = [x[:, t - 3 + n] * weight[:, 0, n] for n in range(4) if t - 3 + n >= 0]
         torch.testing.assert_close(out[:, t], torch.nn.functional.silu(sum(seen)))
+
+
+def test_a_gpu_without_the_kernels_says_which_package_has_them(monkeypatch):
+    assert not delta_rule.takes_packs(torch.zeros(1))
+    monkeypatch.setattr(delta_rule, "find_spec", lambda _: None)
+    delta_rule._has_kernels.cache_clear()
+    on_gpu = SimpleNamespace(is_cuda=True)
+    with pytest.warns(UserWarning, match="pip install flash-linear-attention"):
+        assert not delta_rule.takes_packs(on_gpu)
+    monkeypatch.setattr(delta_rule, "find_spec", lambda _: "found")
+    delta_rule._has_kernels.cache_clear()
+    assert delta_rule.takes_packs(on_gpu)
+    delta_rule._has_kernels.cache_clear()

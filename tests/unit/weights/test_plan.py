@@ -44,9 +44,10 @@ def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(spec, sourc
         assert (gathered[name] == 1).all(), name
         assert (kept[name] >= 1).all(), name
     # 2 key-value heads on 4 engine ranks: each head is kept twice.
-    copies = kept["model.layers.0.self_attn.k_proj.weight"]
+    layer = next(n for n in range(spec.layers) if not spec.is_linear_layer(n))
+    copies = kept[f"model.layers.{layer}.self_attn.k_proj.weight"]
     assert (copies == max(1, engine_tp // spec.kv_heads)).all()
-    assert (kept["model.layers.0.self_attn.q_proj.weight"] == 1).all()
+    assert (kept[f"model.layers.{layer}.self_attn.q_proj.weight"] == 1).all()
     assert (kept["model.norm.weight"] == engine_tp).all()
 
 
@@ -155,7 +156,7 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
         ("model.path=Qwen3-8B --engine-expert-parallel", "Qwen3-8B has no experts"),
         ("Qwen3-8B", "give model.path=Qwen3-8B"),
         ("--json", "give model.path"),
-        ("model.path=Qwen3-9B", "no model that is known by name; did you mean Qwen3-8B?"),
+        ("model.path=Qwen3-9B", "no model that is known by name; did you mean Qwen3.5-9B?"),
     ],
 )
 def test_options_that_cannot_be_are_named(options, words, capsys):
