@@ -125,13 +125,7 @@ FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "value
 
 
 class RankStep:
-    """A step on this rank.
-
-    Args:
-        policy: The rank's policy.
-        value_model: The rank's value model, if any.
-        shard: The rank's sequences.
-    """
+    """A step on this rank."""
 
     def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model

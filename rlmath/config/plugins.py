@@ -17,8 +17,12 @@ CHOOSERS = (*(section.chooser for section in SECTIONS), "runner.trackers", "roll
 
 def import_plugins(config: Config) -> None:
     """Import what the settings name, in this process and in those that it starts, and note the
-    hashes of the source files. Raises ConfigError: something is not there or cannot be imported, or
-    its source has another hash than the settings say."""
+    hashes of the source files.
+
+    Raises:
+        ConfigError: Something is not there or cannot be imported, or its source has another hash
+            than the settings say.
+    """
     problems: list[str] = []
     for key, place in dict.fromkeys(_everywhere(config)):
         try:

@@ -13,10 +13,5 @@ def connect(
 ) -> TrainerConnection:
     """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
     Raises UserError: there is not enough shared memory.
-
-    Args:
-        plan: This rank's.
-        gatherer: This rank's.
-        platform: This process's.
     """
     return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)
