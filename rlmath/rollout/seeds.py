@@ -1,7 +1,7 @@
 """Seeds of requests: each sample of a run has its own random stream.
 
-A seed depends only on run seed, step, problem and index, so the same run gives the same samples with
-any number of engines, in any order, and when a request is run again after an engine was lost.
+A seed depends only on run seed, step, problem and index, so the same run gives the same samples
+with any number of engines, in any order, and when a request is run again after an engine was lost.
 """
 
 from __future__ import annotations
