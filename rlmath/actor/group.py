@@ -258,10 +258,10 @@ class ActorGroup:
         self._all("renew_reference", share, clear_optimizer)
 
     def connect_engines(self, plan: TransportPlan) -> None:
-        """Meet the engines, which must be ready.
+        """Connect the ranks to the engines, which must be ready.
 
         Args:
-            plan: With all of them; each rank gets the handles of those that it calls.
+            plan: Plan with all engines; each rank gets the handles of those that it calls.
         """
         transport = transport_named(plan.transport, plan.options)
         plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
@@ -384,7 +384,7 @@ class ActorGroup:
         self._places = []
 
     def watchdog_probe(self) -> WatchedComponent:
-        """A watchdog component that tells the pending call and its ranks."""
+        """A watchdog component for the pending call and its ranks."""
 
         def waiting_on() -> list[str]:
             method, ranks = self._calls.waiting_on
