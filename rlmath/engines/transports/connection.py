@@ -11,7 +11,7 @@ from rlmath.weights.gather import BucketGatherer
 def connect(
     plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
 ) -> TrainerConnection:
-    """Connect to the engines. Collective over all trainer ranks; the engines must be ready and idle.
+    """Connect to the engines, which must be ready and idle. Collective over all trainer ranks.
 
     Args:
         plan: This rank's.
