@@ -52,11 +52,8 @@ class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
 
     Args:
-        spec: Settings of each engine.
-        num_engines: Number of engines.
         stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
         max_restarts: Restarts of engines that died or hung; after these ``generate`` raises.
-        start_timeout_s: Seconds that the engines may take to start.
         places: Place of each engine; none: anywhere.
         trainer: Sends the current weights to restarted engines. ``None``: the engines have only
             the model folder's weights.
@@ -333,8 +330,6 @@ class RolloutPool:
         """Restart an engine.
 
         Args:
-            index: Its number.
-            error: The failure.
             unfinished: Number of its unfinished requests.
 
         Raises:

@@ -153,7 +153,6 @@ def sync_weights(
     Each engine resets its prefix cache before it reports the version.
 
     Args:
-        sender: The actor.
         pool: Its engines, without unfinished requests.
         version: Larger than the pool's, or the pool's with ``again``.
         verification: Schedule of comparisons of the engines' weights with the actor's; ``None``:
@@ -214,8 +213,6 @@ def compare_weights(
     compared. Raises WeightsError: an engine holds other weights; the tensors are named.
 
     Args:
-        sender: The actor.
-        pool: Its engines.
         sent: Fingerprints of the actor's weights; ``None``: they are taken now.
         part: Only this slice; ``None``: everything.
     """

@@ -114,7 +114,6 @@ def open_training(
     the model, the cluster or the machine does not allow it.
 
     Args:
-        config: Checked settings.
         problems: To be sampled: the rewards' parameters are checked against their columns.
         engines_read: Engines read the model's weights; else the caller sends them all before they
             sample.

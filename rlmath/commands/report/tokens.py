@@ -66,11 +66,9 @@ def token_table(
 ) -> dict[str, Any] | None:
     """Values by token of a row.
 
-    Tokens that are parts of one character are joined, and their additive values summed.
-
-    Returns:
-        ``columns``: names, the first one ``text``; ``rows``: their values; ``note``. ``None``:
-        nothing is known by token.
+    Tokens that are parts of one character are joined, and their additive values summed. Returns
+    ``columns``: names, the first one ``text``; ``rows``: their values; ``note``. ``None``: nothing
+    is known by token.
     """
     columns = columns_of(row, trace)
     if columns is None:

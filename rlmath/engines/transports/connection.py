@@ -12,13 +12,5 @@ def connect(
     plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
 ) -> TrainerConnection:
     """Connect to the engines, which must be ready and idle. Collective over all trainer ranks.
-
-    Args:
-        plan: This rank's.
-        gatherer: This rank's.
-        platform: This process's.
-
-    Raises:
-        UserError: There is not enough shared memory.
-    """
+    Raises UserError: there is not enough shared memory."""
     return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)
