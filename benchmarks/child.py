@@ -13,7 +13,7 @@ def run_python(*arguments: str) -> str:
     """Run Python in the repository's root, to its end.
 
     Returns:
-        What it wrote to stdout.
+        Its output on stdout.
 
     Raises:
         SystemExit: It ended with another status than 0; with the end of its stderr.

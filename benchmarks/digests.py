@@ -1,4 +1,4 @@
-"""What the digests of a step cost (``rlmath bisect``), in CPU seconds, beside the step itself.
+"""Cost of the digests of a step (``rlmath bisect``), in CPU seconds, beside the step itself.
 
 Runs the quickstart's training for fourteen steps on a random model, adds up the CPU seconds of all
 its processes from step 2 to step 12, and then repeats what the digests of such a step take: on the
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def cpu_seconds_of_a_step(folder: Path) -> float:
-    """Of all processes of the run, as the mean over its steps."""
+    """CPU seconds of all processes of the run, as the mean over its steps."""
     mark = str(time.time())
     run_dir = folder / "run"
     command = [
@@ -99,7 +99,7 @@ def digests_of_a_step(model: Path, run_dir: Path) -> dict[str, float]:
     for row in read_samples(run_dir / "samples" / f"step_{LAST:06d}.jsonl"):
         groups.setdefault(row["problem_id"], []).append(row)
 
-    def graded(row: Any) -> GradedSample:
+    def grade(row: Any) -> GradedSample:
         count = row["response_tokens"]
         sample = Sample(
             *(row["problem_id"], row["index"], np.arange(count, dtype=np.int32)),
@@ -109,9 +109,7 @@ def digests_of_a_step(model: Path, run_dir: Path) -> dict[str, float]:
         return GradedSample(sample, row["reward"], row["correct"], row["status"])
 
     made = [
-        Group(
-            Problem(id_, "", tuple(range(rows[0]["prompt_tokens"])), ()), tuple(map(graded, rows))
-        )
+        Group(Problem(id_, "", tuple(range(rows[0]["prompt_tokens"])), ()), tuple(map(grade, rows)))
         for id_, rows in groups.items()
     ]
     sequences = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)

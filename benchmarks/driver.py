@@ -1,4 +1,4 @@
-"""What a step's tokens cost the driver and a rank: CPU seconds, bytes sent, memory.
+"""Cost of a step's tokens for the driver and a rank: CPU seconds, bytes sent, memory.
 
 The driver's real code on synthetic samples (log-normal response lengths, mean 8 thousand tokens,
 at most 27,648, groups of 16, as in the 1.5B recipe). Engines and ranks are stubs, light Ray actors:
@@ -125,7 +125,7 @@ class StubModel(Alone):
         return UpdateResult([{}], {}, None)
 
     def _read(self, share: Share) -> list[Any]:
-        # What the packing reads; the rest of it belongs to Megatron.
+        # The fields that the packing reads; the others belong to Megatron.
         batch = share.batch
         ends = torch.cumsum(batch.response_lengths, 0).tolist()
         starts, found = [0, *ends], []
@@ -192,7 +192,7 @@ def private_memory() -> int:
 
 
 def length(draw: np.random.Generator) -> int:
-    """Of a response, in tokens."""
+    """Length of a response, in tokens."""
     return max(1, min(LONGEST, int(draw.lognormal(math.log(MEAN) - 0.5, 1.0))))
 
 
@@ -284,7 +284,7 @@ def one_size(millions: float, ranks: int) -> dict[str, Any]:
 
 
 def rank_seconds(players: Sequence[Any], ranks: int) -> float:
-    """Of one rank, the mean over all that were played."""
+    """Figures of one rank, the mean over all that were played."""
     costs = ray.get([one.cost.remote() for one in players])
     return float(sum(sum(seconds.values()) for seconds, _ in costs) / ranks)
 
@@ -352,7 +352,7 @@ def play(
 
 
 def step_checks(groups: Sequence[Group], tokens: torch.Tensor) -> None:
-    """What the driver's step checks read of all samples and tokens."""
+    """The data of all samples and tokens that the driver's step checks read."""
     samples = [one for group in groups for one in group.samples]
     broken = wrong_prompts(groups)
     broken += wrong_ends(samples, frozenset((END,)), frozenset((LONGEST,)))
@@ -373,11 +373,11 @@ def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:
             progress: Progress = ray.get(ref)
         problem = Problem(f"p{first}", "?" * PROMPT_TOKENS, (7,) * PROMPT_TOKENS, ("1",))
         with phase("grade"):
-            groups.append(Group(problem, tuple(graded(progress.samples))))
+            groups.append(Group(problem, tuple(grade_all(progress.samples))))
     return groups
 
 
-def graded(samples: Sequence[Sample]) -> list[GradedSample]:
+def grade_all(samples: Sequence[Sample]) -> list[GradedSample]:
     """With what is seen of each sample while others generate; grading itself is measured by
     ``benchmarks/grading.py``."""
     return [

@@ -1,4 +1,4 @@
-"""What the engine's loop costs for each sequence and step, in CPU microseconds of its thread.
+"""Cost of the engine's loop for each sequence and step, in CPU microseconds of its thread.
 
     python benchmarks/engine_loop.py [--sequences 256] [--tokens 512]
 

@@ -1,7 +1,7 @@
-"""How long engines idle at the end of a step, by the way in which samples are dealt to them.
+"""How long engines idle at the end of a step, by the way in which samples are assigned to them.
 
-A simulation: the driver's real dealing (``rlmath/rollout/generation.py``) and other ways, with
-stand-in engines under a virtual clock (``benchmarks/simulation``). The 1.5B recipe: 512
+A simulation: the driver's real assignment (``rlmath/rollout/generation.py``) and other ways, with
+fake engines under a virtual clock (``benchmarks/simulation``). The 1.5B recipe: 512
 problems x 16 samples on 128 engines of one GPU, log-normal response lengths of at most 27,648
 tokens. A token held costs what reading its keys and values takes at 80 % of an H100's memory
 bandwidth. The rest of a decode step and how alike a problem's lengths are (``--step-ms``,
@@ -9,7 +9,7 @@ bandwidth. The rest of a decode step and how alike a problem's lengths are (``--
 14 thousand tokens, as published for RLinf's run of this recipe, and so are 2 ms with 0.7 and 4 ms
 with 0.3.
 
-Prints one JSON line: of each mean length and way of dealing, seconds and idle share, as the mean
+Prints one JSON line: of each mean length and way of assignment, seconds and idle share, as the mean
 over the seeds, and two lower bounds in seconds: of the longest response alone on an engine,
 and of all tokens shared equally. ``--refill`` replaces a share of the groups when they finish, as
 dynamic sampling does.
@@ -48,9 +48,9 @@ class Lengths:
     """Response lengths of a step, and what is known of them beforehand.
 
     Args:
-        seed: Of the draw.
-        mean: Of all lengths, in tokens.
-        problem_sd: Of the logarithm of a length, between problems.
+        seed: Seed of the draw.
+        mean: Mean of all lengths, in tokens.
+        problem_sd: Deviation of the logarithm of a length, between problems.
         problems: Including those that may replace others.
     """
 
@@ -99,8 +99,8 @@ class _Informed(Generation):
         self._queue.clear()
 
 
-def informed(name: str, work: Callable[[Request], float]) -> type[Generation]:
-    """A way of dealing that knows something of the lengths."""
+def with_lengths(name: str, work: Callable[[Request], float]) -> type[Generation]:
+    """A way of assignment that knows something of the lengths."""
     return type(name, (_Informed,), {"work": staticmethod(work)})
 
 
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def results_of(mean: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every way of dealing, with lengths of one mean."""
+    """Every way of assignment, with lengths of one mean."""
     step_s = arguments.step_ms / 1000
     found: dict[str, list[tuple[float, float]]] = {}
     bounds: list[tuple[float, float]] = []
@@ -165,13 +165,13 @@ def results_of(mean: float, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def ways(lengths: Lengths, refill: float) -> dict[str, tuple[type[Generation], int]]:
-    """Ways of dealing, each with how many samples an engine may have at once. What knows lengths
-    deals all samples at the beginning, and so not those of a refill."""
+    """Ways of assignment, each with how many samples an engine may have at once. What knows lengths
+    assigns all samples at the beginning, and so not those of a refill."""
 
     def known_problem(request: Request) -> float:
         return math.exp(2 * lengths.level[int(request.problem_id)])
 
-    def known(request: Request) -> float:
+    def known_length(request: Request) -> float:
         return lengths(request) ** 2
 
     found: dict[str, tuple[type[Generation], int]] = {
@@ -182,8 +182,8 @@ def ways(lengths: Lengths, refill: float) -> dict[str, tuple[type[Generation], i
         "rlmath_32_at_once": (Generation, 32),
     }
     if not refill:
-        found["problem_means_known"] = informed("ProblemMeansKnown", known_problem), 256
-        found["lengths_known"] = informed("LengthsKnown", known), 256
+        found["problem_means_known"] = with_lengths("ProblemMeansKnown", known_problem), 256
+        found["lengths_known"] = with_lengths("LengthsKnown", known_length), 256
     return found
 
 

@@ -202,7 +202,7 @@ class Search:
                     if self.grader.grade_one(candidate.response, other).correct:
                         self.report("two_golds", candidate, f"{gold} | {other}", answer, method)
         signs = _signs(gold)
-        if signs and not signs & _signs(answer) and not _confirmed(answer, gold):
+        if signs and not signs & _signs(answer) and not _is_confirmed(answer, gold):
             self.report("stranger", candidate, gold, answer, method)
 
     def report(self, kind: str, candidate: Candidate, gold: str, answer: str, method: str) -> None:
@@ -223,7 +223,7 @@ def _signs(text: str) -> set[str]:
     return options | {sign.lstrip("0") or "0" for sign in _SIGNS.findall(plain)}
 
 
-def _confirmed(answer: str, gold: str) -> bool:
+def _is_confirmed(answer: str, gold: str) -> bool:
     """Whether math-verify accepts the pair too; True if it is not installed."""
     try:
         from math_verify import parse, verify

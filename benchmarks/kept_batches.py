@@ -1,4 +1,4 @@
-"""What it costs to keep what a step trained on (``rlmath replay``): CPU seconds and bytes.
+"""Cost of keeping the batches of steps (``rlmath replay``): CPU seconds and bytes.
 
 A step of 512 responses of 2,000 tokens, with token ids as frequent as words are (Zipf) and
 log-probs as a trained model gives them (most tokens are nearly certain), or with ids that are

@@ -1,5 +1,5 @@
-"""That estimators, losses and schedules learn: held-out accuracy on the quickstart's task, from one
-SFT start.
+"""Learning of estimators, losses and schedules: held-out accuracy on the quickstart's task, from
+one SFT start.
 
 Each case is the quickstart with another advantage, loss or schedule; everything else stays, the
 seed too (``-- runner.seed=1`` for another). Prints one JSON line with the accuracy before and after
@@ -78,7 +78,7 @@ CASES: dict[str, list[str]] = {
         "algorithm.correction.kind=token_truncate",
     ],
 }
-# Whose model is the teacher.
+# The case with the teacher's model.
 TEACHER = next(iter(CASES))
 LEVELS = (0.7, 0.8, 0.9)
 
@@ -163,7 +163,7 @@ def _sft(material: Path, slip_share: float) -> Path:
 
 def _summary(curve: list[dict[str, float]], problems: int) -> dict[str, Any]:
     before, after = curve[0]["eval/accuracy"], curve[-1]["eval/accuracy"]
-    # Of a figure over N problems; answers to one problem are not independent, so that the
+    # Standard error of a figure over N problems; answers to one problem are not independent, so the
     # samples do not count.
     error = (after * (1 - after) / problems) ** 0.5
     steps_to = {

@@ -14,9 +14,9 @@ from rlmath.quickstart.problems import make_problems
 
 STEPS = 120
 BATCH = 4
-# Of random Qwen2 models.
+# Sizes of random Qwen2 models.
 WIDE = {"hidden_size": 896, "num_heads": 14, "num_kv_heads": 2, "intermediate_size": 1792}
-# Of the other random models, with the tiny model's tokenizer.
+# Sizes of the other random models, with the tiny model's tokenizer.
 SIZES: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -50,7 +50,7 @@ def family(kind: str, **sizes: Any) -> Callable[[Path], Path]:
     return of
 
 
-def trained(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+def train(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
     """A model that was tuned on the quickstart's worked examples, so that it is sure of most tokens
     and has wide logits."""
 
@@ -124,7 +124,7 @@ RANDOM: dict[str, Callable[[Path], Path]] = {
         "DeepseekV3", n_routed_experts=16, **EXPERTS | LATENT | GROUPS | {"num_experts_per_tok": 4}
     ),
 }
-MODELS = RANDOM | {f"trained_{name}": trained(make) for name, make in RANDOM.items()}
+MODELS = RANDOM | {f"trained_{name}": train(make) for name, make in RANDOM.items()}
 
 
 def _random(folder: Path, kind: Callable[..., Any], sizes: dict[str, Any]) -> Path:

@@ -1,4 +1,4 @@
-"""What one GPU holds in each phase of a step, counted, with and without each memory setting.
+"""Memory of one GPU in each phase of a step, counted, with and without each memory setting.
 
 Dry runs (``benchmarks/dry_run``): the project's own model, optimizer, schedule and weight
 gather of one rank on meta tensors, for 1.5B, 7B, 32B and 30B-A3B on 8, 64 and 256 GPUs; no GPU is
@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.dry_run.compare import planned, rows  # noqa: E402
+from benchmarks.dry_run.compare import plan_of, rows  # noqa: E402
 from benchmarks.dry_run.jobs import Job, RankCount, jobs_of  # noqa: E402
 from benchmarks.dry_run.pool import Pool  # noqa: E402
 from rlmath.commands.plan.gpus import GPUS, Efficiency  # noqa: E402
@@ -77,9 +77,9 @@ MODELS = {
     "30B-A3B": Subject("Qwen3-30B-A3B", ("actor.tensor_parallel=2", "actor.expert_parallel=8")),
 }
 DEFAULTS = "defaults"
-# Of less than this, as of a GPU that has given all away, a relative difference says nothing.
+# Below this, as on a GPU that has offloaded all, a relative difference says nothing.
 LEAST_BYTES = GIB
-# What a row changes; the first is what the actor held before there was any of them.
+# Changed settings of each row; the first row is the actor without any of these settings.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "logits=whole": ("actor.logits=whole",),
     DEFAULTS: (),
@@ -133,7 +133,7 @@ class Case:
         return layout.tensor_parallel * layout.data_parallel % layout.expert_parallel == 0
 
 
-def measured(case: Case, counts: Sequence[RankCount]) -> dict[str, Any]:
+def measure(case: Case, counts: Sequence[RankCount]) -> dict[str, Any]:
     """GiB of the fullest stage in each phase, and seconds of the actor."""
     phases = {
         name: max(count.phases[phase].gpu_bytes for count in counts) / GIB
@@ -155,9 +155,9 @@ def measured(case: Case, counts: Sequence[RankCount]) -> dict[str, Any]:
 
 
 def actor_seconds(case: Case) -> float:
-    """Of log-probs, update and offload of a step, as the plan predicts on H100s."""
+    """Times of log-probs, update and offload of a step, as the plan predicts on H100s."""
     job = case.jobs()[0]
-    actor, step = planned(job)
+    actor, step = plan_of(job)
     step = dataclasses.replace(step, minibatches=WORK.minibatches)
     spec, efficiency = model_spec(job.config), Efficiency()
     computing = sum(actor_time_s(spec, actor, WORK, GPUS["h100"], efficiency, GPUS_PER_NODE))
@@ -212,7 +212,7 @@ def main() -> None:
     with Pool(arguments.processes) as pool:
         counts = iter(pool.count([job for jobs in by_case for job in jobs]))
     found = [
-        measured(case, [next(counts) for _ in jobs])
+        measure(case, [next(counts) for _ in jobs])
         for case, jobs in zip(cases, by_case, strict=True)
     ]
     error = max(one["plan_error"] for one in found)

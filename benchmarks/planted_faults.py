@@ -52,7 +52,7 @@ def bit_flip(worker: Any) -> None:
     _change_feed_forward(worker, _flip)
 
 
-def swapped(worker: Any) -> None:
+def swap_gate_and_up(worker: Any) -> None:
     """Gate and up of one layer change places while the engine packs."""
     _change_feed_forward(worker, lambda w: w.roll(w.shape[0] // 2, 0))
 
@@ -64,7 +64,7 @@ def _flip(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
-    """Of the second layer: its matrix of gate and up, or those of all its experts."""
+    """Change the second layer's matrix of gate and up, or those of all its experts."""
     modules = dict(worker.model_runner.get_model().named_modules())
     stem = "model.layers.1.mlp"
     if f"{stem}.gate_up_proj" in modules:
@@ -119,7 +119,7 @@ class Margins:
         self.step = 0
 
     def row(self, case: str) -> dict[str, Any]:
-        """What the three checks say of the engine as it is now."""
+        """Findings of the three checks on the current engine."""
         self.step += 1
         wanted = parts.requests(self.node, SAMPLES, step=self.step)
         batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
@@ -155,7 +155,7 @@ class Margins:
         return row
 
     def _gate(self, batch: TrainingBatch, log_probs: torch.Tensor, entropy: torch.Tensor) -> str:
-        """What the gate of a run says, with its own measurement of the noise."""
+        """Verdict of a run's gate, with its own measurement of the noise."""
         alignment = Alignment.of_batch(batch, log_probs, entropy, self.pool.weights_version)
         try:
             found = Gate().check(self.run, alignment, batch, step=self.step, updated=False)
@@ -185,7 +185,7 @@ class Margins:
             self.pool.call_workers(fault)
             yield self.row(str(fault.__doc__))
             self.pool.call_workers(back)
-        for fault in (bit_flip, swapped):
+        for fault in (bit_flip, swap_gate_and_up):
             self.pool.call_workers(fault)
             yield self.row(str(fault.__doc__))
             self.sync()

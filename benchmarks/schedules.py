@@ -86,7 +86,7 @@ class Case:
 
 
 def cases(lengths: Lengths) -> dict[str, Case]:
-    """What is run."""
+    """The cases to run."""
     continuous = Choice(Overlap(MAX_LAG, 0))
     return {
         "synchronous": Case(Choice()),
@@ -150,28 +150,28 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
             setup, times=own_times(setup.times, runs, measured["synchronous"])
         )
         outcome = simulate(config, told, case.choice, steps=steps)
-        result[name] |= compared(outcome, runs)
+        result[name] |= compare_with(outcome, runs)
         # A forecast from the synchronous run's costs.
         times = dataclasses.replace(setup.times, contended_share=lost)
         forecast = dataclasses.replace(setup, times=times)
         outcome = simulate(config, forecast, case.choice, steps=steps)
-        result[name]["error_of_synchronous_costs"] = compared(outcome, runs)["error"]
+        result[name]["error_of_synchronous_costs"] = compare_with(outcome, runs)["error"]
     return result
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run measured.
+    """Measurements of a run.
 
     Attributes:
         lines: Metrics of the counted steps.
         decoding: ``[vLLM steps, 4]`` of the whole run: seconds, sequences, tokens held, and tokens
             read of prompts and what was begun.
-        prepare_s: Of each counted step, between its samples and its weights, beside the ranks' work
-            on tokens; of the synchronous schedule alone.
-        engine_busy_share: Of the time of the counted steps.
-        cpu_s: Of engine and rank in them, each.
-        busy_s: In which they worked, the sum of both.
+        prepare_s: Seconds of each counted step, between its samples and its weights, beside the
+            ranks' work on tokens; only of the synchronous schedule.
+        engine_busy_share: Share of the time of the counted steps.
+        cpu_s: CPU seconds of engine and rank in them.
+        busy_s: Seconds in which they worked, the sum of both.
     """
 
     lines: list[dict[str, float]]
@@ -196,7 +196,7 @@ def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     at_ends = np.loadtxt(run_dir / "step_ends.txt", ndmin=2)
     ends = at_ends[:, 0]
     began, ended = rows[:, 0], rows[:, 1]
-    # What is done between two steps belongs to the second one; without work there is no step.
+    # Work between two steps belongs to the second one; without work there is no step.
     from_s = np.where(rows[:, 5] > 0, np.concatenate([began[:1], ended[:-1]]), began)
     began_s, ended_s = ends[case.warm_up - 1], ends[last - 1]
     within = (began > began_s) & (ended < ended_s)
@@ -250,18 +250,18 @@ def settings(folder: Path, run_dir: Path, case: Case, steps: int) -> list[str]:
 
 
 def config_of(folder: Path, case: Case) -> Any:
-    """What the simulation is given beside the choice."""
+    """Settings of the simulation beside the choice."""
     from rlmath.config.load import load
 
     return load(settings(folder, folder / "simulated", case, 1))
 
 
 def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
-    """What the simulation needs, from runs of the synchronous schedule alone."""
+    """Inputs of the simulation, from runs of the synchronous schedule alone."""
     lines = [line for run in runs for line in run.lines]
     trained_s = [line["timing/log_probs"] + line["timing/update"] for line in lines]
     prepare_s = [seconds for run in runs for seconds in run.prepare_s]
-    # What is done with the samples before anything is sampled ahead, the weight sync, the log.
+    # Work on the samples before anything is sampled ahead, the weight sync, the log.
     fixed_s = [
         line["timing/step"] - line["timing/generate"] - line.get("timing/grade", 0.0) - one - more
         for line, one, more in zip(lines, trained_s, prepare_s, strict=True)
@@ -303,8 +303,8 @@ def decode_times(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def lost_share(runs: Sequence[Run], synchronous: Sequence[Run]) -> float:
-    """Of the time in which engine and rank worked, what they lost by CPU seconds, against runs in
-    which they take turns."""
+    """Share of the time in which engine and rank worked that they lost to each other, against runs
+    in which they take turns."""
 
     def got(some: Sequence[Run]) -> float:
         return sum(sum(run.cpu_s) for run in some) / sum(run.busy_s for run in some)
@@ -338,7 +338,7 @@ def response_tokens(runs: Sequence[Run]) -> float:
 
 
 def figures(runs: Sequence[Run], base: float) -> dict[str, Any]:
-    """What the runs measured."""
+    """Measurements of the runs."""
     lines = [line for run in runs for line in run.lines]
     steps_s = [line["timing/step"] for line in lines]
     found = tokens_per_s(runs)
@@ -365,8 +365,8 @@ def figures(runs: Sequence[Run], base: float) -> dict[str, Any]:
     }
 
 
-def compared(outcome: Outcome, runs: Sequence[Run]) -> dict[str, float]:
-    """What the simulation says of the runs."""
+def compare_with(outcome: Outcome, runs: Sequence[Run]) -> dict[str, float]:
+    """Predictions of the simulation for the runs."""
     return {
         "simulated_step_s": round(outcome.step_s, 3),
         "simulated_tokens_per_s": round(outcome.tokens_per_s),
@@ -399,14 +399,14 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
             for one in requests_for(*arguments, **given)
         ]
 
-    def timed(pool: RolloutPool) -> None:
+    def wait_and_time(pool: RolloutPool) -> None:
         ready(pool)
         path = str(run_dir / "engine_steps.txt")
         pool.call_engines(lambda engine: time_steps(engine, path))
 
     pinning = threading.Thread(target=keep_pinned, daemon=True)
 
-    def noted(monitor: Monitor, step: int, metrics: Any) -> Any:
+    def note(monitor: Monitor, step: int, metrics: Any) -> Any:
         with (run_dir / "step_ends.txt").open("a") as file:
             file.write(f"{time.time()} {' '.join(map(str, cpu_seconds()))}\n")
         if step == 1:
@@ -431,8 +431,8 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
     GroupSource.take = noted_take  # type: ignore[method-assign]
     GroupSource.weights_changed = timed_block  # type: ignore[method-assign]
     sampler.requests_for = with_lengths
-    RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]
-    Monitor.log_step = noted  # type: ignore[method-assign]
+    RolloutPool.wait_until_ready = wait_and_time  # type: ignore[method-assign]
+    Monitor.log_step = note  # type: ignore[method-assign]
     raise SystemExit(rlmath(["train", *overrides]))
 
 
@@ -461,7 +461,7 @@ def time_steps(engine: Any, path: str) -> None:
     def waiting() -> int:
         return sum(request.num_tokens for request in scheduler.waiting)
 
-    def timed() -> Any:
+    def get_and_time() -> Any:
         nonlocal had_work
         began_s, before = time.time(), waiting()
         held = sum(request.num_computed_tokens for request in scheduler.running)
@@ -476,11 +476,11 @@ def time_steps(engine: Any, path: str) -> None:
             rows.clear()
         return outputs
 
-    client.get_output = timed
+    client.get_output = get_and_time
 
 
 def cpu_seconds() -> tuple[float, float, float, float]:
-    """Of the engine, the rank, everything else that the run has, and all programs, so far."""
+    """CPU seconds of the engine, the rank, the rest of the run, and all programs, so far."""
     import psutil
 
     found = dict.fromkeys((*CORES, ""), 0.0)

@@ -1,4 +1,4 @@
-r"""What step checks cost a live run, in each process.
+r"""Cost of step checks in a live run, in each process.
 
     RLMATH_CHECK_COST=FOLDER \\
       rlmath train experiment=quickstart plugins=[benchmarks/step_check_cost.py]
@@ -27,7 +27,7 @@ from typing import Any
 FOLDER = "RLMATH_CHECK_COST"
 # The first steps touch memory for the first time, and start the second grader.
 WARM_UP = 2
-# Of the ranks: module, class or nothing, and functions; an update ends with the last one.
+# Functions of the ranks: module, class or nothing, and functions; an update ends with the last one.
 IN_RANKS = (
     (
         "actor.gradient_shares",
@@ -55,7 +55,7 @@ class Timer:
         self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
         self._inside = threading.local()
 
-    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time_function(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function with a timer around it."""
 
         @functools.wraps(function)
@@ -127,14 +127,14 @@ def plant() -> None:
     for check in base.StepCheck.__subclasses__():
         for name in ("before_update", "after_update", "after_sync"):
             if name in vars(check):
-                replace(check, name, functools.partial(driver.timed, check.__name__))
+                replace(check, name, functools.partial(driver.time_function, check.__name__))
     # The weight sync is the last part of a step.
     replace(base.StepChecks, "after_sync", driver.ending)
     for module, owner, names in IN_RANKS:
         found = importlib.import_module(f"rlmath.{module}")
         for name in names:
             where = getattr(found, owner) if owner else found
-            replace(where, name, functools.partial(rank.timed, name))
+            replace(where, name, functools.partial(rank.time_function, name))
     distributed = importlib.import_module("torch.distributed")
     for name in ("all_reduce", "all_gather_into_tensor", "all_gather_object"):
         replace(distributed, name, rank.collective)

@@ -68,7 +68,7 @@ def _rlmath(
         "algorithm.minibatches_per_step=1",
         f"rollout.max_response_tokens={max_tokens}",
         f"rollout.ignore_eos={str(fixed).lower()}",
-        # What fits two cores best: a rank and an engine on each, one kind at a time at work.
+        # The best use of two cores: a rank and an engine on each, with one kind working at a time.
         "actor.tensor_parallel=1",
         "actor.data_parallel=2",
         "actor.max_tokens_per_microbatch=2048",

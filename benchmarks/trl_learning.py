@@ -64,7 +64,7 @@ def main() -> None:
     # TRL counts optimizer steps.
     updates = settings["minibatches_per_step"]
     batch = settings["prompts_per_step"] * settings["group_size"] // updates
-    # What fits the memory of a laptop; TRL adds the gradients of the parts before it steps.
+    # Batch that fits the memory of a laptop; TRL adds the gradients of the parts before it steps.
     part = min(batch, settings["part_sequences"])
     config = GRPOConfig(
         output_dir=str(arguments.to),

@@ -148,7 +148,7 @@ def _checks(
 
     Args:
         version: The last that was sent.
-        rounds: Of each kind.
+        rounds: Rounds of each kind.
     """
     from rlmath.model.spec import read_model_spec
     from rlmath.rollout.weight_sync import MAX_SHARE_OF_TIME, compare_weights, sync_weights
@@ -219,7 +219,7 @@ def _slices(actor: ActorGroup, pool: RolloutPool, spec: ModelSpec, count: int) -
 
 
 def _cpu_s() -> float:
-    """Of this process and all that it has started, ranks and engines among them."""
+    """Memory of this process and all that it has started, ranks and engines among them."""
     total = 0.0
     for process in (this := psutil.Process(), *this.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -34,7 +34,7 @@ from typing import Any, BinaryIO
 ROOT = Path(__file__).resolve().parents[1]
 STORE = Path(os.environ.get("RLMATH_BOX", "~/rlmath_box")).expanduser()
 MANIFEST = "manifest.json"
-# What an item leaves in its folder that comes back: names, and at most this much of each.
+# Files of an item's folder that come back: names, and at most this much of each.
 KEPT = ("selfcheck.md", "metrics.jsonl", "summary.json", "curves.png", "results.json")
 KEPT_BYTES = 8 * 2**20
 TAIL_CHARACTERS = 6000
@@ -171,7 +171,7 @@ def prepare(box: Path, folders: list[Path], without: list[str], piece_bytes: int
     box.mkdir(parents=True, exist_ok=True)
     pieces = _Pieces(box, piece_bytes)
 
-    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def is_wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         path = Path("/", entry.name)
         out = path.name == "__pycache__" or any(path.match(pattern) for pattern in without)
         return None if out else entry
@@ -182,7 +182,7 @@ def prepare(box: Path, folders: list[Path], without: list[str], piece_bytes: int
         tarfile.open(fileobj=packed, mode="w|") as archive,
     ):
         for folder in folders:
-            archive.add(folder.absolute(), filter=wanted)
+            archive.add(folder.absolute(), filter=is_wanted)
     pieces.close()
     manifest = {
         "pieces": {path.name: _digest(path) for path in pieces.paths},
@@ -293,7 +293,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _item(folder: Path, name: str, command: str, limit_s: float) -> dict[str, Any]:
     result: dict[str, Any] = {"name": name, "command": command, "limit_s": limit_s, "rc": None}
-    # What is read if the machine goes away in the middle.
+    # Files that are read if the machine goes away in the middle.
     _write(folder / "result.json", result)
     began = time.monotonic()
     log = folder / "output.txt"
@@ -434,7 +434,7 @@ def _verdict(result: dict[str, Any]) -> str:
 
 
 def _figures(folder: Path) -> Iterator[str]:
-    """Of a training run: steps, held-out accuracy at the first and the last evaluation, speed."""
+    """Result of a training run: steps, first and last held-out accuracy, speed."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
         path = max(folder.rglob("metrics.jsonl"), key=_changed_ns, default=path)

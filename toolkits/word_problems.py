@@ -42,7 +42,7 @@ class WordProblem:
     """One problem.
 
     Attributes:
-        text: What is asked.
+        text: Question of the problem.
         answer: A number.
         worked: A short solution that ends in the boxed answer; ``None``: the set has none.
     """

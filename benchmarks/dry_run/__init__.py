@@ -4,9 +4,9 @@ The project's own model, DDP wrapper, optimizer, pipeline schedule, weight gathe
 on meta tensors, which have shapes and no values, with torch's fake process group in the place of
 the other ranks. Every storage is counted while it lives, so each phase has a peak in bytes.
 
-This is a stand-in for a GPU rank, not a GPU rank. It counts what the program allocates. It does not
-count workspaces inside kernels, the allocator's fragmentation, CUDA's context and NCCL's buffers,
-and routing in an MoE is even. Layers are Megatron's own (``local``), with the fused kernels that a
+It imitates a GPU rank, and counts what the program allocates. It does not count workspaces inside
+kernels, the allocator's fragmentation, CUDA's context and NCCL's buffers, and routing in an MoE is
+even. Layers are Megatron's own (``local``), with the fused kernels that a
 GPU has for norms and attention; what Transformer Engine's layers keep is in the closed form of
 ``rlmath/commands/plan/memory.py`` and is not counted here.
 

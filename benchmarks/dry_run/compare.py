@@ -24,9 +24,9 @@ class Row:
     Attributes:
         job: The rank.
         phase: As it was counted.
-        plan: What the plan says, with its terms.
+        plan: Prediction of the plan, with its terms.
         counted_bytes: The count.
-        contents: Of the count, by type and shape.
+        contents: Contents of the count, by type and shape.
     """
 
     job: Job
@@ -57,7 +57,7 @@ class Row:
         )
 
 
-def planned(job: Job) -> tuple[ActorShape, Step]:
+def plan_of(job: Job) -> tuple[ActorShape, Step]:
     """The job in the plan's terms."""
     actor = ActorShape(
         job.layout,
@@ -86,7 +86,7 @@ def planned(job: Job) -> tuple[ActorShape, Step]:
 def rows(count: RankCount) -> list[Row]:
     """Every phase that was counted."""
     job = count.job
-    actor, step = planned(job)
+    actor, step = plan_of(job)
     phases = {one.name: one for one in stage_phases(model_spec(job.config), actor, step, job.stage)}
     found = []
     for name, counted in count.phases.items():

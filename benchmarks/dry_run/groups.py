@@ -22,7 +22,7 @@ from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import local_tensor, walk
 from rlmath.weights.runs import Run
 
-# What a rank answers to an object that this rank sends to all: (object, global rank).
+# Answer of a rank to an object that this rank sends to all: (object, global rank).
 Answer = Callable[[Any, int], Any]
 
 
@@ -49,7 +49,7 @@ class Place:
 def runs_of(
     spec: ModelSpec, layout: Layout, place: Place, dtype: torch.dtype
 ) -> dict[Run, torch.dtype]:
-    """What a rank tells the others that it holds; see ``BucketGatherer``."""
+    """The runs that a rank reports to the others; see ``BucketGatherer``."""
     layers = layout.stage_layers(spec.layers, place.pp)
     per_rank = spec.experts // layout.expert_parallel
     last = place.pp == layout.pipeline_parallel - 1

@@ -1,4 +1,4 @@
-"""What to count: one rank of a layout, in a form that goes to another process."""
+"""Jobs of a count: one rank of a layout, in a form that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ class Job:
     Attributes:
         name: For messages.
         config: Contents of the model's config.json.
-        layout: Of the ranks.
+        layout: Layout of the ranks.
         rank: Global rank, for itself and its copies.
-        recompute_layers: Of each stage.
-        lengths: Of the sequences of one micro-batch: (prompt, response) tokens. All micro-batches
-            are alike.
-        microbatches: Of the optimizer step.
+        recompute_layers: Recomputed layers of each stage.
+        lengths: (prompt, response) tokens of the sequences of a micro-batch; all are alike.
+        microbatches: Micro-batches of the optimizer step.
         max_tokens: Budget of a micro-batch.
         max_sequence_tokens: Longest sequence.
-        bucket_mib: Of a weight sync.
+        bucket_mib: Bucket size of a weight sync.
         reference: A reference model is kept, as for a KL term.
         value_model: A value model is trained too, as for GAE.
         lm_head_float32: The output layer multiplies in float32.
-        whole_logits: Those of a micro-batch are there as a whole.
+        whole_logits: All logits of a micro-batch are in memory at once.
         offload: ``actor.offload``.
         offload_in_backward: ``actor.offload_in_backward``.
         lora: The policy's adapters.
         routing_replay: ``actor.routing_replay``.
-        recompute_modules: Of every layer.
+        recompute_modules: Recomputed modules of every layer.
         overlap_gradients: ``actor.overlap_gradients``.
         overlap_param_gather: ``actor.overlap_param_gather``.
-        phases: Which to count; the state always is.
+        phases: Phases to count; the state always is.
     """
 
     name: str
@@ -98,7 +97,7 @@ class PhaseCount:
 
     Attributes:
         gpu_bytes: On the GPU.
-        host_bytes: Of tensors in this rank's host memory, small ones apart.
+        host_bytes: Tensors in this rank's host memory, without small ones.
         contents: Bytes on the GPU at its peak by type and shape, the largest first.
     """
 
@@ -109,10 +108,10 @@ class PhaseCount:
 
 @dataclass(frozen=True)
 class RankCount:
-    """What one rank was counted to hold.
+    """Count of one rank's memory.
 
     Attributes:
-        job: Which.
+        job: The counted rank.
         phases: By name.
         in_flight: Most micro-batches whose activations the stage kept at once.
         parameters: Elements of the rank's parameters.
@@ -167,8 +166,8 @@ def jobs_of(
     Args:
         name: For messages.
         overrides: As for ``rlmath train``; ``model.path`` ends in a name that the planner knows.
-        layers: Of the model, the same share of them recomputed; ``None``: all that it has.
-        changes: Of the jobs.
+        layers: Layers of the model, the same share of them recomputed; ``None``: all.
+        changes: Changed fields of the jobs.
     """
     config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
     layout = resolve_layout(config, Device.cuda)

@@ -1,4 +1,4 @@
-"""What a GPU's fused kernels allocate, on meta tensors.
+"""Allocations of a GPU's fused kernels, on meta tensors.
 
 torch computes a norm on meta tensors operator by operator in float32, and attention with all its
 scores, which on a GPU one kernel does. These allocate what the kernels give and keep.

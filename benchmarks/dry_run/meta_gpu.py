@@ -35,7 +35,7 @@ class CudaIsMeta(TorchFunctionMode):
         if func is torch.device:
             if args and isinstance(args[0], int):
                 return META
-            return _mapped(func(*args, **kwargs))
+            return _map(func(*args, **kwargs))
         if func is torch.tensor:
             args = (_numbers(args[0]), *args[1:])
         if func in (torch.autograd.backward, Tensor.backward):
@@ -57,10 +57,10 @@ class CudaIsMeta(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         if func in _LARGE_ON_HOST and kwargs.get("device") in ("cpu", torch.device("cpu")):
             return self._on_host(func, args, kwargs)
-        args = tuple(_mapped(x) for x in args)
+        args = tuple(_map(x) for x in args)
         if "device" in kwargs:
             device = kwargs["device"]
-            kwargs["device"] = META if isinstance(device, int) else _mapped(device)
+            kwargs["device"] = META if isinstance(device, int) else _map(device)
         if func is Tensor.to and META in (*args[1:], kwargs.get("device")):
             return self._to_gpu(args, kwargs)
         return func(*args, **kwargs)
@@ -115,13 +115,13 @@ def _backward(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> Non
 
 
 def _numbers(data: Any) -> Any:
-    """What ``torch.tensor`` is given, with meta tensors in it read; it reads them unseen."""
+    """Arguments of ``torch.tensor`` with the values of meta tensors in them."""
     if isinstance(data, list | tuple):
         return [_numbers(x) for x in data]
     return data.cpu() if isinstance(data, Tensor) and data.device == META else data
 
 
-def _mapped(x: Any) -> Any:
+def _map(x: Any) -> Any:
     if isinstance(x, torch.device):
         return META if x.type == "cuda" else x
     return META if isinstance(x, str) and x.startswith("cuda") else x

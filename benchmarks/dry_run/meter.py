@@ -91,7 +91,7 @@ class Meter(TorchDispatchMode):
             tensor.__dict__[_VALUES] = values.clone()
 
     def known_values(self, tensor: Tensor) -> Tensor | None:
-        """What :meth:`remember` kept, also through arithmetic and views."""
+        """The tensors that :meth:`remember` kept, also through arithmetic and views."""
         return tensor.__dict__.get(_VALUES)
 
     def __torch_dispatch__(

@@ -17,7 +17,7 @@ _LONG = ("actor=long_context", "rollout=long_context")
 EXPERIMENTS = ("qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron")
 # Models that one node does not hold, and the nodes that they take at least.
 LEAST_NODES = {"qwen3_30b_a3b": 2}
-# Of layouts that no preset has, unless they say otherwise.
+# Defaults of layouts that no preset has.
 _RECOMPUTED = ("actor.recompute=full", "actor.recompute_num_layers=20")
 _SELECTIVE = ("actor.recompute=selective", "actor.recompute_num_layers=null")
 MOE = ("qwen3_30b_a3b",)
@@ -31,9 +31,9 @@ class Case:
     Attributes:
         name: For messages and tables.
         overrides: As for ``rlmath train``.
-        layers: Of the model; ``None``: all that it has. Megatron's own experts run one by one,
+        layers: Layers of the model; ``None``: all. Megatron's own experts run one by one,
             which takes minutes for a whole MoE on meta tensors; all terms are linear in layers.
-        phases: Which to count.
+        phases: Phases to count.
     """
 
     name: str

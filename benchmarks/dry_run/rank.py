@@ -46,7 +46,7 @@ def prepare_process() -> None:
     groups.install()
     _remember_in_flight()
     _route_evenly()
-    # What is imported stays: no collection of garbage, of which each count needs several, looks at
+    # Imported modules stay: no collection of garbage, of which each count needs several, looks at
     # it.
     gc.collect()
     gc.freeze()
@@ -64,7 +64,7 @@ def count(job: Job) -> RankCount:
     groups.answer_with(groups.Peers(model_spec(job.config), job.layout, torch.bfloat16))
 
     @contextlib.contextmanager
-    def built(rank: int) -> Iterator[_Rank]:
+    def build(rank: int) -> Iterator[_Rank]:
         meter = Meter()
         resize = mock.patch("rlmath.actor.offload.resize", meter.resize)
         with resize, meta_gpu.CudaIsMeta(meter), meter:
@@ -74,12 +74,12 @@ def count(job: Job) -> RankCount:
             finally:
                 destroy()
 
-    with built(job.rank) as first:
+    with build(job.rank) as first:
         buffers = [buffer for one in first.actor.models for buffer in one.buffers]
         rank = rank_of_largest_piece(buffers, job.rank)
         if rank == job.rank:
             return first.count(began)
-    with built(rank) as copy:
+    with build(rank) as copy:
         return copy.count(began)
 
 
@@ -91,7 +91,7 @@ def rank_of_largest_piece(buffers: Sequence[Any], rank: int) -> int:
     size of a piece, so that copies differ in the peak of the optimizer step.
 
     Args:
-        buffers: Of the rank's ``DistributedDataParallel``.
+        buffers: Buffers of the rank's ``DistributedDataParallel``.
         rank: Global rank, returned if no copy has a larger piece than it.
     """
     largest: dict[int, int] = {}
@@ -124,7 +124,7 @@ class _Rank:
         from rlmath.checkpoint.optimizer_state import initialize_states
 
         job, actor = self.job, self.actor
-        # What Adam would allocate at its first step.
+        # Allocations of Adam's first step.
         for model in filter(None, (actor, self.value_model)):
             if job.offload == "none":  # Else it was made at once.
                 initialize_states(model.optimizer)
@@ -358,13 +358,13 @@ def _remember_in_flight() -> None:
     ):
         original = getattr(schedules, name)
 
-        def noted(
+        def note(
             *args: Any, original: Any = original, note: Callable[[], None] = note, **kwargs: Any
         ) -> Any:
             note()
             return original(*args, **kwargs)
 
-        setattr(schedules, name, noted)
+        setattr(schedules, name, note)
 
 
 def _route_evenly() -> None:

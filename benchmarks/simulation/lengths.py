@@ -11,8 +11,9 @@ from rlmath.engines.requests import Request
 from rlmath.monitor.samples import data_id
 from rlmath.rollout.imposed_lengths import log_level
 
-# Of the logarithm of a length: between problems, and between the samples of a problem. Published
-# step times of RLinf's 1.5B recipe fit these with 3 ms a decode step (docs/records/performance.md).
+# Deviations of the logarithm of a length: between problems, and between the samples of a problem.
+# Published step times of RLinf's 1.5B recipe fit these with 3 ms a decode step
+# (docs/records/performance.md).
 PROBLEM_SD, OWN_SD = 0.5, 0.7
 
 

@@ -1,4 +1,4 @@
-"""A run under a virtual clock: the real sampler, pool dealing, schedule and ledger; stub engines.
+"""A run under a virtual clock: the real sampler, assignment, schedule and ledger; fake engines.
 
 What is real decides which samples are asked for, cut, continued and trained, and which engine gets
 which. What is simulated is time: decode steps, prefill, and the actor's work on a step's tokens.
@@ -31,16 +31,16 @@ class Times:
     """How long things take.
 
     Attributes:
-        step_s: Of a decode step, without what grows with the tokens held.
-        token_s: Of a decode step, for each token held.
-        prefill_token_s: Of reading a token of a prompt, or of what was begun.
-        train_token_s: Of the actor, for each prompt and response token of a step.
-        fixed_s: Of a step besides, while engines have nothing to do: weight sync, moving state.
-        sequence_s: Of a decode step, for each sequence that runs: what is computed for it, where
-            that is not hidden behind reading the weights.
-        contended_share: Of the time of engines and actor that each of them loses while both work,
+        step_s: Seconds of a decode step, without the part that grows with the tokens held.
+        token_s: Seconds of a decode step for each token held.
+        prefill_token_s: Seconds of reading a token of a prompt, or of a begun response.
+        train_token_s: Seconds of the actor for each prompt and response token of a step.
+        fixed_s: Further seconds of a step, while engines are idle: weight sync, moving state.
+        sequence_s: Seconds of a decode step for each running sequence, where its arithmetic is not
+            hidden behind reading the weights.
+        contended_share: Share of their time that engines and actor each lose while both work,
             to processes that would otherwise run on what the idle one has left; 0 on GPUs.
-        prepare_s: Of a step's training, whatever its tokens: making batches, advantages, checks.
+        prepare_s: Seconds of a step's training, whatever its tokens: batches, advantages, checks.
             Engines that sample ahead do so meanwhile too.
     """
 
@@ -56,14 +56,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Setup:
-    """What runs, whatever the schedule.
+    """Setup of a run, whatever the schedule.
 
     Attributes:
         engines: Engines.
         capacity: Sequences that an engine runs at once.
-        prompt_tokens: Of each prompt.
-        lengths: Of the responses.
-        times: See there.
+        prompt_tokens: Tokens of each prompt.
+        lengths: Lengths of the responses.
+        times: Durations.
     """
 
     engines: int
@@ -79,8 +79,8 @@ class Choice:
 
     Attributes:
         overlap: ``rollout.max_lag`` and ``rollout.cut_after_tokens``.
-        engines: Of all that fit into the GPUs, how many there are, where the actor has the other
-            GPUs; ``None``: they share them, and take turns.
+        engines: Number of engines beside the actor, which has the other GPUs; ``None``: they share
+            the GPUs and take turns.
     """
 
     overlap: Overlap = dataclasses.field(default_factory=Overlap)
@@ -98,16 +98,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a schedule gives, as the mean over the steps after the first ``max_lag + 1``.
+    """Results of a schedule, as the mean over the steps after the first ``max_lag + 1``.
 
     Attributes:
         choice: The schedule.
         step_s: Seconds of a step.
         generate_s: From the first request to the last sample of a step.
-        idle_share: Of the engines' time during generation.
-        actor_idle_share: Of the actor's time in the whole step.
+        idle_share: Idle share of the engines' time during generation.
+        actor_idle_share: Idle share of the actor's time in the whole step.
         tokens_per_s: Response tokens that are trained on, per second.
-        lag_mean: Of the tokens that are trained on, in steps.
+        lag_mean: Lag of the tokens that are trained on, in steps.
         lag_p99: The same.
         mixed_share: Samples of more than one weights version.
         recomputed_share: Tokens that engines read again / response tokens that are trained on.
@@ -129,7 +129,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     """Play a run.
 
     Args:
-        config: Of which the algorithm's sizes and the longest response count.
+        config: Settings, whose sizes of the algorithm and longest response count.
         setup: Engines, lengths and times.
         choice: The schedule.
         steps: To play, after the first ``max_lag + 1``, which fill the schedule.
@@ -191,7 +191,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             trained_at_s = taken_at_s + worked_s / (1 - lost)
             pool.work_beside(lost, until_s=trained_at_s)
             generate_s, idle_share = _generate(sampler, step + 1, pool, collector, ahead=True)
-            # What is left to the actor it has for itself.
+            # The actor has the remaining time for itself.
             if trained_at_s > pool.now_s:
                 trained_at_s = pool.now_s + (trained_at_s - pool.now_s) * (1 - lost)
             worked_s = trained_at_s - taken_at_s

@@ -1,4 +1,4 @@
-"""Stand-ins for engines under a virtual clock: the pool's real dealing, without Ray or vLLM.
+"""Fakes for engines under a virtual clock: the pool's real assignment, without Ray or vLLM.
 
 An engine's decode step takes ``step_s + sequence_s * sequences + token_s * tokens held``: the
 weights are read once, and so are keys and values of every running sequence (Pope et al. 2022,
@@ -118,11 +118,11 @@ class VirtualEngine:
         return seconds / b if a == 0 else (math.sqrt(b * b + 4 * a * seconds) - b) / (2 * a)
 
     def _now_step_s(self) -> float:
-        """Of a decode step with what is held now."""
+        """Seconds of a decode step with the tokens held now."""
         computed_s = self.step_s + self.sequence_s * len(self.running)
-        return computed_s + self.token_s * self.held()
+        return computed_s + self.token_s * self.tokens_held()
 
-    def held(self) -> float:
+    def tokens_held(self) -> float:
         """Tokens of what runs."""
         return len(self.running) * self.steps - self.started
 
@@ -161,7 +161,7 @@ def _zeros(kind: type, length: int) -> NDArray[Any]:
 
 @dataclass(eq=False)
 class _Answer:
-    """What an engine owes: due when a sample is finished, it has no work, or the time is over."""
+    """A pending answer of an engine, due when a sample is finished, or without work or time."""
 
     engine: VirtualEngine
     asked_s: float
@@ -184,7 +184,7 @@ class _Answer:
 
 
 class VirtualPool:
-    """What ``Generation`` needs of a pool."""
+    """The part of a pool that ``Generation`` needs."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class VirtualPool:
     def generate(
         self, requests: Sequence[Request], more: Any = None, journal: Any = None
     ) -> Iterator[Sample]:
-        """As ``RolloutPool.generate``, with the pool's real dealing."""
+        """As ``RolloutPool.generate``, with the pool's real assignment."""
         self.generation = one = self.begin(requests)
         yield from one.samples(more)
 
@@ -281,7 +281,7 @@ class VirtualPool:
         samples = tuple(sample for _, sample in engine.finished)
         engine.finished.clear()
         return Progress(
-            samples, len(engine.running), int(engine.generated), round(engine.held()), 0.0
+            samples, len(engine.running), int(engine.generated), round(engine.tokens_held()), 0.0
         )
 
     def _wait(self, refs: list[Any], *, num_returns: int, timeout: float) -> tuple[Any, Any]:

@@ -114,12 +114,8 @@ class _Unit:
 
 
 class GradientShares:
-    """Watches the matrices of a rank. Collective over the groups.
-
-    Args:
-        models: Chunks in Megatron's data-parallel wrapper.
-        groups: Ranks that sum their gradients.
-    """
+    """Watches the matrices of a rank. Collective over the groups. ``models``: chunks in Megatron's
+    data-parallel wrapper. ``groups``: ranks that sum their gradients."""
 
     def __init__(self, models: Sequence[Any], groups: Groups) -> None:
         self._groups, self._passes = groups, 0
@@ -270,11 +266,7 @@ class GradientShares:
     @torch.no_grad()
     def gradient_sizes(self, count: int) -> Tensor:
         """``[units, count]`` float64 on the device, the largest size of what each micro-batch
-        gave. Collective.
-
-        Args:
-            count: Micro-batches.
-        """
+        gave. Collective. ``count``: micro-batches."""
         found = []
         for unit in self._chosen:
             row = torch.zeros(count, dtype=torch.float64, device=self._device)
@@ -312,11 +304,8 @@ class GradientShares:
     @torch.no_grad()
     def differs_from(self, again: Sequence[Tensor], micro_batch: int) -> StepFinding:
         """Whether a micro-batch gave something else when it was computed alone, in two parts.
-
-        Args:
-            again: From :meth:`totals` of that pass.
-            micro_batch: Its index in the last pass, which watched the same elements.
-        """
+        ``again``: from :meth:`totals` of that pass. ``micro_batch``: its index in the last pass,
+        which watched the same elements."""
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             own, one = self._of(number), self._watched[number]
             # What gave nothing has another name, and keys' biases nearly cancel.
@@ -334,12 +323,9 @@ class GradientShares:
         return StepFinding()
 
     def nothing_given(self, given: Tensor, signals: Tensor) -> StepFinding:
-        """Whether a micro-batch whose log-probs have a gradient gives a matrix nothing.
-
-        Args:
-            given: See :meth:`gradient_sizes`.
-            signals: ``[count]``, the size of each micro-batch's gradient by its log-probs.
-        """
+        """Whether a micro-batch whose log-probs have a gradient gives a matrix nothing. ``given``:
+        see :meth:`gradient_sizes`. ``signals``: ``[count]``, the size of each micro-batch's
+        gradient by its log-probs."""
         judged = signals > LEAST_SIGNAL * signals.max() if len(signals) else signals > 0
         missing = ((given == 0) & judged.to(given.device)).nonzero()
         if not len(missing):

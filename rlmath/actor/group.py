@@ -71,9 +71,6 @@ class ActorGroup:
         shares_gpus: Whether engines are on the ranks' GPUs.
         nsys_folder: Folder of reports of Nsight Systems, under which the ranks run; ``None``: they
             do not.
-
-    Attributes:
-        changed: Whether an update has begun; the loop resets it when the step is recorded.
     """
 
     def __init__(
@@ -100,6 +97,7 @@ class ActorGroup:
         # Data-parallel rank of each worker, and the sequences of each data-parallel rank's shard.
         self._dp: list[int] = []
         self._shares: list[Tensor] = []
+        # Whether an update has begun; the loop resets it when the step is recorded.
         self.changed = False
         # Address of the ranks' store, once it listens.
         self._store_place: tuple[str, int] | None = None
@@ -141,15 +139,9 @@ class ActorGroup:
         return under_nsys(self._nsys_folder / f"rank_{rank}", variables)
 
     def wait_until_ready(self, say: Callable[[str], Any] | None = None) -> None:
-        """Wait for the starts that ``launch`` began.
-
-        Args:
-            say: Takes a line for each ready rank, or for each eighth of many.
-
-        Raises:
-            UserError: The model cannot be built or read.
-            ActorError: A rank failed in another way.
-        """
+        """Wait for the starts that ``launch`` began. ``say``: takes a line for each ready rank, or
+        for each eighth of many. Raises UserError: the model cannot be built or read; ActorError: a
+        rank failed in another way."""
         world, ready = self.layout.world_size, 0
 
         def one_is(rank: int, started: StartedRank) -> None:
@@ -172,12 +164,9 @@ class ActorGroup:
     def log_probs(
         self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[R]`` of a batch other than the step's.
-
-        Args:
-            name: Name of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
-            seed: Seed of random draws in the pass.
-        """
+        """Log-probs and entropies ``[R]`` of a batch other than the step's. ``name``: name of the
+        forward pass; see :func:`rlmath.actor.passes.forward_passes`. ``seed``: seed of random draws
+        in the pass."""
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
         calls = self._of_shards("log_probs", [ray.put(one) for one in dealt], name, seed)
         by_rank = dict(x for x in zip(self._dp, calls, strict=True) if x[1] is not None)
@@ -186,12 +175,8 @@ class ActorGroup:
 
     def run_part(self, sequences: Sequences, plan: StepPlan) -> Alignment | None:
         """Shard a step's sequences over the data-parallel ranks, which keep them, and run the
-        forward passes over them. See ``RankStep.run_passes``.
-
-        Args:
-            sequences: Sequences to train on.
-            plan: The step's plan.
-        """
+        forward passes over them. See ``RankStep.run_passes``. ``sequences``: sequences to train on.
+        ``plan``: the step's plan."""
         self._shares, refs = [], []
         for shard in shards(sequences, shard_settings(self.settings, self.layout, plan)):
             self._shares.append(shard.places)
@@ -202,15 +187,13 @@ class ActorGroup:
     def finish_step(
         self, plan: StepPlan, advantages: SequenceAdvantages | None = None
     ) -> StepResult:
-        """Run advantages and updates on the sequences of :meth:`run_part`.
+        """Run advantages and updates on the sequences of :meth:`run_part`. Raises UpdateStopped:
+        the ranks were asked to stop, and the step has changed nothing.
 
         Args:
             plan: The step's plan, with values that depend on the forward passes.
             advantages: Advantages from rewards alone, for all sequences of the step; ``None``: the
                 batch has them, or a value model gives them.
-
-        Raises:
-            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
         """
         own = [None if advantages is None else advantages.select(x) for x in self._shares]
         self.changed = True
@@ -258,11 +241,8 @@ class ActorGroup:
         self._all("renew_reference", share, clear_optimizer)
 
     def connect_engines(self, plan: TransportPlan) -> None:
-        """Meet the engines, which must be ready.
-
-        Args:
-            plan: With all of them; each rank gets the handles of those that it calls.
-        """
+        """Connect the ranks to the engines, which must be ready. ``plan``: plan with all engines;
+        each rank gets the handles of those that it calls."""
         transport = transport_named(plan.transport, plan.options)
         plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
         calls = [
@@ -287,19 +267,14 @@ class ActorGroup:
 
     def save_hf(self, folder: str | Path, adapters: str | Path | None = None) -> None:
         """Write the model as a Hugging Face folder, with the other files of its source folder.
-
-        Args:
-            adapters: Folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
+        ``adapters``: folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
         """
         of_adapters = None if adapters is None else str(adapters)
         self._all("save_hf", str(folder), self.settings.model_path, of_adapters)
 
     def save_checkpoint(self, folder: str | Path, *, in_background: bool = False) -> None:
-        """Write model, optimizer, schedule and random states to a folder.
-
-        Args:
-            in_background: Return when they are copied; :meth:`finish_checkpoint` follows.
-        """
+        """Write model, optimizer, schedule and random states to a folder. ``in_background``: return
+        when they are copied; :meth:`finish_checkpoint` follows."""
         self._all("begin_checkpoint" if in_background else "save_checkpoint", str(folder))
 
     def checkpoint_written(self) -> bool:
@@ -307,11 +282,8 @@ class ActorGroup:
         return all(self._all("checkpoint_written"))
 
     def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint that ``save_checkpoint`` began.
-
-        Raises:
-            DiskFull: It could not be written.
-        """
+        """Wait for the checkpoint that ``save_checkpoint`` began. Raises DiskFull: it could not be
+        written."""
         self._all("finish_checkpoint")
 
     def load_checkpoint(self, folder: str | Path) -> None:
@@ -384,7 +356,7 @@ class ActorGroup:
         self._places = []
 
     def watchdog_probe(self) -> WatchedComponent:
-        """A watchdog component that tells the pending call and its ranks."""
+        """A watchdog component for the pending call and its ranks."""
 
         def waiting_on() -> list[str]:
             method, ranks = self._calls.waiting_on

@@ -39,6 +39,7 @@ from rlmath.weights.peft_folder import load_adapters
 
 class Adapter(nn.Module):
     """The adapter of one linear layer (see ``rlmath/weights/adapters.py`` for its parameters).
+    ``enabled``: whether it is applied; otherwise the layer is the base model's.
 
     Args:
         layout: Layout of the rank's adapter.
@@ -46,9 +47,6 @@ class Adapter(nn.Module):
         like: The matrix.
         sequence_parallel: Tensor ranks have parts of the tokens outside of matrices.
         expert_ranks: Number of ranks that share an expert's matrix; 0: not in an expert.
-
-    Attributes:
-        enabled: Whether it is applied; otherwise the layer is the base model's.
     """
 
     mask: Tensor | None
@@ -85,12 +83,9 @@ class Adapter(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        """Add the adapter's output to the layer's, in one new tensor.
-
-        Args:
-            x: ``[s, b, in]``, the layer's input; for an expert ``[tokens, in]``.
-            output: The layer's own output, with ``out`` instead of ``in``.
-        """
+        """Add the adapter's output to the layer's, in one new tensor. ``x``: ``[s, b, in]``, the
+        layer's input; for an expert ``[tokens, in]``. ``output``: the layer's own output, with
+        ``out`` instead of ``in``."""
         from megatron.core import tensor_parallel as tp
 
         low = F.linear(x, self.a) * self.scale
@@ -186,16 +181,14 @@ def _owners(layout: AdapterLayout) -> Tensor:
 def attach_adapters(
     module: nn.Module, spec: ModelSpec, parallel: ParallelRank, lora: Lora
 ) -> list[Adapter]:
-    """Freeze a rank's stage and add trainable adapters to its linear layers.
+    """Freeze a rank's stage and add trainable adapters to its linear layers. Returns the rank's
+    adapters.
 
     Args:
         module: Megatron's ``GPTModel``, bare, with its weights.
         spec: The model spec.
         parallel: This rank.
         lora: The adapters.
-
-    Returns:
-        The rank's adapters.
     """
     module.requires_grad_(False)
     config: Any = module.config

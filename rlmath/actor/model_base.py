@@ -216,12 +216,8 @@ class RankModel:
 
     def begin_release(self, empty_cache: Callable[[], None]) -> None:
         """Free the gradients, and begin to copy the tensors that :meth:`release` offloads.
-        Nothing may change until then without loading it.
-
-        Args:
-            empty_cache: Gives memory back that is not used. It comes before the copies, as to free
-                a block waits for all that the GPU does.
-        """
+        Nothing may change until then without loading it. ``empty_cache``: gives memory back that is
+        not used. It comes before the copies, as to free a block waits for all that the GPU does."""
         offloads = self.settings.offload != "none"
         if offloads:
             self.device_state.release("gradients")
@@ -381,14 +377,9 @@ class RankModel:
             self.step_probe.forget()
 
     def finish_minibatch(self, discard: bool) -> float:
-        """Step the optimizer, unless the minibatch is discarded, and clear the gradients.
-
-        Returns:
-            The learning rate of this optimizer step.
-
-        Raises:
-            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
-        """
+        """Step the optimizer, unless the minibatch is discarded, and clear the gradients. Returns
+        the learning rate of this optimizer step. Raises UpdateStopped: the ranks were asked to
+        stop, and the step has changed nothing."""
         # The scheduler then sets that of the next step.
         lr = float(self.optimizer.param_groups[0]["lr"])
         self.step_finding = StepFinding()

@@ -27,17 +27,11 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Rows of a pack with a sequence's tokens.
+    """Rows of a pack with a sequence's tokens."""
 
-    Attributes:
-        own: Number of rows of this sequence, after those of the previous sequence.
-        shared: Number of preceding tokens, which are in rows of an earlier sequence.
-        shared_start: First of the shared rows.
-    """
-
-    own: int
-    shared: int = 0
-    shared_start: int = 0
+    own: int  # Number of rows of this sequence, after those of the previous sequence.
+    shared: int = 0  # Number of preceding tokens, which are in rows of an earlier sequence.
+    shared_start: int = 0  # First of the shared rows.
 
     @property
     def length(self) -> int:
@@ -51,33 +45,24 @@ class PackedMicroBatch:
 
     Under context parallelism each rank has its share of the tokens, and ``context`` describes how
     to all-gather the values of the shares.
-
-    Attributes:
-        tokens: ``[1, t]`` int64, padded with one more sequence to a multiple of the tensor ranks
-            (with FP8: of their token blocks).
-        position_ids: ``[1, t]`` int64, from 0 in each sequence; its own rows continue after those
-            that it shares.
-        packed_seq_params: Boundaries of sequences, and the rows that they share.
-        rows: ``[r]`` int64, positions whose logits predict response tokens.
-        targets: ``[r]`` int64, those response tokens.
-        sequence_ids: ``[r]`` int64, index of each token's sequence in the micro-batch.
-        response_rows: ``[r]`` int64 on the CPU, indices among the batch's ``R``.
-        context: ``None`` without context parallelism. Otherwise ``rows`` and ``targets`` are this
-            rank's, the other fields are of all ranks.
-        num_sequences: Number of sequences; ``None``: as many as in ``sequence_ids``.
-        text_tokens: Number of tokens on all context ranks, without padding, shared ones once;
-            without context parallelism the row starts with them.
     """
 
+    # [1, t] int64, padded with one more sequence to a multiple of the tensor ranks (with FP8: of
+    # their token blocks).
     tokens: Tensor
+    # [1, t] int64, from 0 in each sequence; its own rows continue after those that it shares.
     position_ids: Tensor
-    packed_seq_params: Any
-    rows: Tensor
-    targets: Tensor
-    sequence_ids: Tensor
-    response_rows: Tensor
+    packed_seq_params: Any  # Boundaries of sequences, and the rows that they share.
+    rows: Tensor  # [r] int64, positions whose logits predict response tokens.
+    targets: Tensor  # [r] int64, those response tokens.
+    sequence_ids: Tensor  # [r] int64, index of each token's sequence in the micro-batch.
+    response_rows: Tensor  # [r] int64 on the CPU, indices among the batch's R.
+    # None without context parallelism. Otherwise rows and targets are this rank's, the other fields
+    # are of all ranks.
     context: ContextShare | None = None
-    num_sequences: int | None = None
+    num_sequences: int | None = None  # Number of sequences; None: as many as in sequence_ids.
+    # Number of tokens on all context ranks, without padding, shared ones once; without context
+    # parallelism the row starts with them.
     text_tokens: int = 0
 
 
@@ -139,11 +124,7 @@ def pack(
 
 @dataclass
 class _Rows:
-    """Pieces of a pack, one of each sequence; see :class:`PackedMicroBatch`.
-
-    Attributes:
-        offset: Rows so far, padding included.
-    """
+    """Pieces of a pack, one of each sequence; see :class:`PackedMicroBatch`."""
 
     tokens: list[Tensor] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
@@ -151,7 +132,7 @@ class _Rows:
     sequence_ids: list[Tensor] = field(default_factory=list)
     response_rows: list[Tensor] = field(default_factory=list)
     sequences: list[SequenceRows] = field(default_factory=list)
-    offset: int = 0
+    offset: int = 0  # Rows so far, padding included.
     text_tokens: int = 0
 
 

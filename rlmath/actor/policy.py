@@ -72,24 +72,16 @@ class MinibatchResults:
 
 
 class MegatronActor(RankModel):
-    """This process's part of the policy, and of its reference model.
-
-    Attributes:
-        reference: The reference's values of the trained weights, in host memory;
-            ``None``: there is no reference, or it is the model without its adapters.
-        routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
-            them in the update; ``None``: no pass replays any.
-        passes: Context managers of each forward pass, by its name.
-        observer: Observes updates; ``None``: none.
-        updates: So far.
-    """
+    """This process's part of the policy, and of its reference model."""
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         super().__init__(settings, layout, platform)
+        # The reference's values of the trained weights, in host memory; None: there is no
+        # reference, or it is the model without its adapters.
         self.reference: list[Tensor] | None = None
-        self.observer: UpdateObserver | None = None
+        self.observer: UpdateObserver | None = None  # Observes updates; None: none.
         self._prints: TensorPrints | None = None
-        self.updates = 0
+        self.updates = 0  # So far.
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
         if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
@@ -98,6 +90,8 @@ class MegatronActor(RankModel):
             self.reference = [
                 p.detach().to("cpu", dtype, copy=True) for p in self._trainable_parameters()
             ]
+        # Records the routes of the old-log-prob pass, its own or the engine's, and replays them in
+        # the update; None: no pass replays any.
         self.routing: RoutingReplay | None = None
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
@@ -110,7 +104,7 @@ class MegatronActor(RankModel):
                 platform,
                 from_engine=settings.routing_replay == "engine",
             )
-        self.passes = forward_passes(self)
+        self.passes = forward_passes(self)  # Context managers of each forward pass, by its name.
 
     def _trainable_parameters(self) -> list[Tensor]:
         """Parameters that training changes and the reference lacks; adapters under LoRA."""
@@ -130,12 +124,8 @@ class MegatronActor(RankModel):
         self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> TokenValues | None:
         """Log-probs and entropies of the response tokens of a batch that all ranks have; ``name``
-        and ``seed``: see ``shard_log_probs``.
-
-        Returns:
-            This data-parallel rank's values on the rank that reports, else ``None``; rows count in
-            the batch.
-        """
+        and ``seed``: see ``shard_log_probs``. Returns this data-parallel rank's values on the rank
+        that reports, else ``None``; rows count in the batch."""
         shard = self.shard_of(batch)
         found = self.shard_log_probs(shard, name, seed)
         if found is None or not self.reports:
@@ -184,12 +174,9 @@ class MegatronActor(RankModel):
 
     @torch.no_grad()
     def renew_reference(self, share: float, clear_optimizer: bool = False) -> None:
-        """Set the reference to ``(1 - share) reference + share policy``.
-
-        Args:
-            share: See :func:`rlmath.algorithms.kl_control.reference_weight`.
-            clear_optimizer: Reset Adam's moments as well.
-        """
+        """Set the reference to ``(1 - share) reference + share policy``. ``share``: see
+        :func:`rlmath.algorithms.kl_control.reference_weight`. ``clear_optimizer``: reset Adam's
+        moments as well."""
         assert self.reference is not None
         self.load_parameters()
         for mine, parameter in zip(self.reference, self._trainable_parameters(), strict=True):
@@ -266,12 +253,9 @@ class MegatronActor(RankModel):
         measures_routing: bool,
         done: MinibatchResults,
     ) -> None:
-        """The gradient of a minibatch and its optimizer step, added to what is done.
-
-        Args:
-            begin: Where its micro-batches begin in the shard.
-            measures_routing: Compare its log-probs with those of freely routed tokens.
-        """
+        """The gradient of a minibatch and its optimizer step, added to what is done. ``begin``:
+        where its micro-batches begin in the shard. ``measures_routing``: compare its log-probs with
+        those of freely routed tokens."""
         free = self._freely_routed(minibatch) if measures_routing else None
         again = self._compute_again(minibatch, plan) if index == 0 else None
         outcomes = self._backward(minibatch, plan, begin, self.observer)
@@ -305,14 +289,12 @@ class MegatronActor(RankModel):
         index: int,
     ) -> tuple[dict[str, float], Decision, Farthest]:
         """One optimizer step from the gradient that is there, unless it has to be discarded.
+        Returns its metrics, what became of it, and the farthest token.
 
         Args:
             share: This rank's sequences of the minibatch.
             outcomes: From :meth:`_backward`.
             index: Index of the minibatch, from 0.
-
-        Returns:
-            Its metrics, what became of it, and the farthest token.
         """
         names = MetricNames.of(plan.objective, share.batch.ref_log_probs is not None)
         sums, maxima, farthest = self._totals(share, outcomes, names)
@@ -337,10 +319,8 @@ class MegatronActor(RankModel):
         two parts, at the elements that the next pass looks at. Collective.
 
         Not of a model with experts, whose routers may choose otherwise when products round
-        otherwise, and not in FP8, whose scales depend on what is packed together.
-
-        Returns:
-            Elements of each matrix, and the micro-batch; ``None``: not in this update.
+        otherwise, and not in FP8, whose scales depend on what is packed together. Returns elements
+        of each matrix, and the micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
         due = rest == GRADIENT_TWICE_FIRST
@@ -368,15 +348,9 @@ class MegatronActor(RankModel):
         begin: int,
         observer: UpdateObserver | None = None,
     ) -> Outcomes:
-        """The gradient of a minibatch's loss, summed over micro-batches and ranks.
-
-        Args:
-            begin: Where its micro-batches begin in the shard.
-            observer: Observes it; ``None``: none.
-
-        Returns:
-            Outcome of each micro-batch, on ranks of the last stage.
-        """
+        """The gradient of a minibatch's loss, summed over micro-batches and ranks. ``begin``: where
+        its micro-batches begin in the shard. ``observer``: observes it; ``None``: none. Returns
+        outcome of each micro-batch, on ranks of the last stage."""
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
             micro_batches,

@@ -56,11 +56,8 @@ def policy_loss(
     fields: LossFields, settings: ObjectiveSettings
 ) -> OnLogProbs[tuple[LossOutput, TokenValues]]:
     """The policy's objective of a micro-batch, for ``of_log_probs``. Stays on the device.
-
-    Args:
-        fields: Named as in ``LossInputs``; without ``old_log_probs`` the current policy is its own
-            old policy.
-    """
+    ``fields``: named as in ``LossInputs``; without ``old_log_probs`` the current policy is its own
+    old policy."""
 
     def objective(
         one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor

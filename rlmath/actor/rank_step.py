@@ -50,19 +50,13 @@ class Policy(Peers, Protocol):
 
 @dataclass(frozen=True)
 class TokenFigures:
-    """A rank's results of :meth:`RankStep.add_advantages`.
+    """A rank's results of :meth:`RankStep.add_advantages`."""
 
-    Attributes:
-        any_advantage: Whether any advantage is not 0.
-        fingerprints: Fingerprints of the sequences' values that the update reads.
-        correction: Totals of the correction, if any.
-        distill: Totals of distillation, if there is a teacher.
-    """
-
-    any_advantage: bool
+    any_advantage: bool  # Whether any advantage is not 0.
+    # Fingerprints of the sequences' values that the update reads.
     fingerprints: SequenceFingerprints
-    correction: CorrectionTotals | None = None
-    distill: DistillTotals | None = None
+    correction: CorrectionTotals | None = None  # Totals of the correction, if any.
+    distill: DistillTotals | None = None  # Totals of distillation, if there is a teacher.
 
     @classmethod
     def join(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
@@ -79,23 +73,14 @@ class TokenFigures:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums of values and returns over tokens of the loss; sums of several ranks add up.
+    """Sums of values and returns over tokens of the loss; sums of several ranks add up."""
 
-    Attributes:
-        count: Number of tokens.
-        value_sum: Sum of values.
-        return_sum: Sum of returns.
-        return_square_sum: Sum of squared returns.
-        error_sum: Sum of return minus value.
-        error_square_sum: Sum of squared errors.
-    """
-
-    count: float = 0.0
-    value_sum: float = 0.0
-    return_sum: float = 0.0
-    return_square_sum: float = 0.0
-    error_sum: float = 0.0
-    error_square_sum: float = 0.0
+    count: float = 0.0  # Number of tokens.
+    value_sum: float = 0.0  # Sum of values.
+    return_sum: float = 0.0  # Sum of returns.
+    return_square_sum: float = 0.0  # Sum of squared returns.
+    error_sum: float = 0.0  # Sum of return minus value.
+    error_square_sum: float = 0.0  # Sum of squared errors.
 
     def __add__(self, other: Moments) -> Moments:
         pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
@@ -104,36 +89,22 @@ class Moments:
 
 @dataclass(frozen=True)
 class ValueResult:
-    """The result of an update of the value model.
+    """The result of an update of the value model."""
 
-    Attributes:
-        minibatches: Metrics of each minibatch.
-        moments: Moments of values and returns before the update.
-        fingerprints: Fingerprint of each tensor of the value model after the update.
-        unchanged: The tensors that did not change.
-        step_findings: See ``UpdateResult``.
-    """
-
-    minibatches: list[dict[str, float]]
-    moments: Moments
-    fingerprints: dict[str, int]
-    unchanged: list[str]
-    step_findings: StepFindings = ()
+    minibatches: list[dict[str, float]]  # Metrics of each minibatch.
+    moments: Moments  # Moments of values and returns before the update.
+    fingerprints: dict[str, int]  # Fingerprint of each tensor of the value model after the update.
+    unchanged: list[str]  # The tensors that did not change.
+    step_findings: StepFindings = ()  # See UpdateResult.
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step after its forward passes.
+    """The result of a step after its forward passes."""
 
-    Attributes:
-        tokens: Figures of its tokens; ``None``: the batch came with its advantages.
-        values: The value model's update, if there was one.
-        policy: The policy's update, if there was one.
-    """
-
-    tokens: TokenFigures | None
-    values: ValueResult | None
-    policy: UpdateResult | None
+    tokens: TokenFigures | None  # Figures of its tokens; None: the batch came with its advantages.
+    values: ValueResult | None  # The value model's update, if there was one.
+    policy: UpdateResult | None  # The policy's update, if there was one.
 
     @classmethod
     def join(cls, parts: Sequence[StepResult]) -> StepResult:
@@ -154,13 +125,7 @@ FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "value
 
 
 class RankStep:
-    """A step on this rank.
-
-    Args:
-        policy: The rank's policy.
-        value_model: The rank's value model, if any.
-        shard: The rank's sequences.
-    """
+    """A step on this rank."""
 
     def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model
@@ -169,12 +134,8 @@ class RankStep:
         self._entropy: Tensor | None = None
 
     def run_passes(self, plan: StepPlan) -> Alignment | None:
-        """Run the forward passes of the plan.
-
-        Returns:
-            Agreement of the old log-probs with the rollout log-probs, on the rank that reports;
-            ``None`` without that pass.
-        """
+        """Run the forward passes of the plan. Returns agreement of the old log-probs with the
+        rollout log-probs, on the rank that reports; ``None`` without that pass."""
         alignment = None
         for name in plan.passes:
             if name == "values":
@@ -192,16 +153,9 @@ class RankStep:
     def add_advantages(
         self, plan: StepPlan, advantages: SequenceAdvantages | None
     ) -> TokenFigures | None:
-        """Compute policy factors and advantages from the passes.
-
-        Args:
-            plan: The step's plan.
-            advantages: Advantages of the shard's sequences, from rewards alone; ``None`` with a
-                value model.
-
-        Returns:
-            The figures, on the rank that reports.
-        """
+        """Compute policy factors and advantages from the passes. ``plan``: the step's plan.
+        ``advantages``: advantages of the shard's sequences, from rewards alone; ``None`` with a
+        value model. Returns the figures, on the rank that reports."""
         batch = self.shard.batch
         if plan.old_is_engine:
             batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
@@ -221,11 +175,7 @@ class RankStep:
         return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals, distilled)
 
     def update(self, plan: StepPlan) -> UpdateResult | None:
-        """Run the policy's optimizer steps.
-
-        Returns:
-            The result, on the rank that reports.
-        """
+        """Run the policy's optimizer steps. Returns the result, on the rank that reports."""
         result = self._policy.update_shard(self.shard, plan)
         first = result.first
         if not self._policy.reports:
@@ -243,11 +193,7 @@ class RankStep:
         return dataclasses.replace(result, first=None)
 
     def update_values(self, plan: StepPlan) -> ValueResult | None:
-        """Run the value model's optimizer steps.
-
-        Returns:
-            The result, on the rank that reports.
-        """
+        """Run the value model's optimizer steps. Returns the result, on the rank that reports."""
         self._value_model.load_parameters()
         before = self._value_model.weight_prints()
         metrics = self._value_model.update_shard(self.shard, plan)

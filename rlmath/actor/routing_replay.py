@@ -44,12 +44,7 @@ from rlmath.types import TrainingBatch
 
 class RoutingReplay:
     """Records and replays the routes of a rank's part of a model. All ranks make the same calls.
-
-    Args:
-        chunks: The rank's part of the model.
-        spec: Spec of the MoE model.
-        from_engine: Route tokens as the engine did.
-    """
+    ``from_engine``: route tokens as the engine did."""
 
     def __init__(
         self,
@@ -97,13 +92,8 @@ class RoutingReplay:
     def replaying(
         self, first: int, share: Share, micro_batches: Sequence[PackedMicroBatch]
     ) -> Iterator[None]:
-        """Route a minibatch as recorded; as the engine did if no pass has recorded it.
-
-        Args:
-            first: Index of its first micro-batch in the shard.
-            share: The minibatch.
-            micro_batches: Its packed micro-batches.
-        """
+        """Route a minibatch as recorded; as the engine did if no pass has recorded it. ``first``:
+        index of its first micro-batch in the shard. ``micro_batches``: its packed micro-batches."""
         action, engine = RouterReplayAction.REPLAY_FORWARD, None
         if self._shard is None:
             action = RouterReplayAction.RECORD
@@ -138,7 +128,6 @@ class RoutingReplay:
         of the old pass if its routes are replayed.
 
         Args:
-            batch: The minibatch.
             replayed: ``[R]`` log-probs with the replayed routes.
             free: ``[R]`` log-probs with freely chosen routes, with the same weights.
         """
@@ -214,11 +203,8 @@ class RouterRecorder(RouterReplay):
     which a pipeline schedule does not. But it sends micro-batches through a router in order, in the
     forward passes and in the backward passes, which rerun recomputed layers. A layer that will be
     recomputed first runs without gradients. A router's n-th call without gradients is therefore the
-    n-th micro-batch, and so is its n-th call with gradients.
-
-    Args:
-        router: The router that uses this recorder.
-        experts: Number of experts of the model.
+    n-th micro-batch, and so is its n-th call with gradients. ``experts``: number of experts of the
+    model.
     """
 
     def __init__(self, router: Any, experts: int) -> None:
@@ -246,7 +232,6 @@ class RouterRecorder(RouterReplay):
         """Start a pass.
 
         Args:
-            action: Record or replay.
             first: Index of the pass's first micro-batch among those recorded.
             is_text: ``[tokens]`` bool of each micro-batch: not padding.
             totals: Totals to add to; ``None``: neither count nor record.

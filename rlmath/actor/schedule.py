@@ -120,7 +120,6 @@ def of_log_probs(
 
     Args:
         function: Takes the log-probs and entropies of the micro-batch's response tokens.
-        temperature: Sampling temperature.
         vocab_size: Vocabulary size of the model, without padding.
         batch_invariant: As in :class:`rlmath.actor.logprobs.Distribution`.
         head: The model's head, if its output is hidden states; ``None``: it is logits.

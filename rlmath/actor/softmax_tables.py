@@ -20,7 +20,6 @@ def statistics(
     """log Z, the target's log-prob and the entropy of rows over all slices, ``[n]`` each.
 
     Args:
-        vocab: The rank's slice.
         logits: ``[n, v]`` with padding, before the temperature.
         local: ``[n]`` from :meth:`VocabSlice.places`.
         mine: ``[n]`` from :meth:`VocabSlice.places`.

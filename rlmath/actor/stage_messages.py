@@ -21,7 +21,6 @@ class StageMessages(P2PCommunicator):
     """Megatron's messages of one pass.
 
     Args:
-        chunks: This rank's stage.
         micro_batches: Number of micro-batches of the pass.
         tokens_of: Number of tokens of a micro-batch, those of all tensor ranks. Asked whenever it
             is about to be received.

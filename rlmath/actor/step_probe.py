@@ -39,19 +39,12 @@ GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
 
 
 class StepFinding(NamedTuple):
-    """Worst finding of a rank's probe; all 0: none.
+    """Worst finding of a rank's probe; all 0: none."""
 
-    Attributes:
-        kind: Index into ``FINDINGS``.
-        found: Actual value: a moment, a count, or a weight's change.
-        wanted: Expected value.
-        place: Where, if more is known than the rank.
-    """
-
-    kind: float = 0.0
-    found: float = 0.0
-    wanted: float = 0.0
-    place: str = ""
+    kind: float = 0.0  # Index into FINDINGS.
+    found: float = 0.0  # Actual value: a moment, a count, or a weight's change.
+    wanted: float = 0.0  # Expected value.
+    place: str = ""  # Where, if more is known than the rank.
 
 
 # For each minibatch, a rank and the finding of its probe.
@@ -60,25 +53,15 @@ StepFindings = tuple[tuple[int, StepFinding], ...]
 
 @dataclass(frozen=True)
 class AdamState:
-    """Elements of weights, gradients and moments, all ``[n]`` float64.
+    """Elements of weights, gradients and moments, all ``[n]`` float64."""
 
-    Attributes:
-        weights: Float32 main parameters.
-        first: First moments.
-        second: Second moments.
-        counts: Adam steps taken.
-        decay: Weight decay that each should have: matrices alone.
-        gradients: Before clipping; empty after a step.
-        drift: Difference between the model's parameters and the rounded ``weights``.
-    """
-
-    weights: Tensor
-    first: Tensor
-    second: Tensor
-    counts: Tensor
-    decay: Tensor
-    gradients: Tensor
-    drift: Tensor
+    weights: Tensor  # Float32 main parameters.
+    first: Tensor  # First moments.
+    second: Tensor  # Second moments.
+    counts: Tensor  # Adam steps taken.
+    decay: Tensor  # Weight decay that each should have: matrices alone.
+    gradients: Tensor  # Before clipping; empty after a step.
+    drift: Tensor  # Difference between the model's parameters and the rounded weights.
 
 
 def adam_step(
@@ -86,11 +69,8 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Moments after a step, and the change of the weights.
 
-    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``.
-
-    Args:
-        before: With gradients.
-        clip: Factor of the gradients.
+    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``. ``before``: with
+    gradients. ``clip``: factor of the gradients.
     """
     g, count = clip * before.gradients, before.counts + 1
     b1, b2 = settings.adam_beta1, settings.adam_beta2
@@ -147,12 +127,8 @@ def _worst(checks: Any) -> StepFinding:
 
 
 class StepProbe:
-    """Looks at an optimizer's steps on this rank.
-
-    Args:
-        optimizer: Megatron's Adam.
-        settings: Settings of the optimizer.
-    """
+    """Looks at an optimizer's steps on this rank. ``optimizer``: Megatron's Adam. ``settings``:
+    settings of the optimizer."""
 
     def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
         self._optimizer, self._settings = optimizer, settings
@@ -177,12 +153,8 @@ class StepProbe:
 
     @torch.no_grad()
     def after(self, lr: float, norm: float) -> StepFinding:
-        """Compare the state after the step.
-
-        Args:
-            lr: Learning rate of the step's plan.
-            norm: Norm of the whole gradient, before clipping.
-        """
+        """Compare the state after the step. ``lr``: learning rate of the step's plan. ``norm``:
+        norm of the whole gradient, before clipping."""
         assert self._before is not None
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
         now = self._read()

@@ -41,14 +41,7 @@ class Stops:
         self._is_held = self._has_stepped = False
 
     def connect(self, address: str, port: int, rank: int, world_size: int) -> None:
-        """Start waiting for requests, in a thread.
-
-        Args:
-            address: Host of the ranks' store.
-            port: Port of the store.
-            rank: This rank.
-            world_size: Number of ranks.
-        """
+        """Start waiting for requests, in a thread. ``address``: host of the ranks' store."""
         self._reset()
         given = (_open(address, port), rank, world_size)
         threading.Thread(target=self._watch, args=given, name="stops", daemon=True).start()

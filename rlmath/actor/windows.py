@@ -25,11 +25,7 @@ def window_settings(spec: ModelSpec, max_sequence_length: int) -> dict[str, Any]
 
 def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
     """Give each layer's attention the scale of its rotary embedding; Megatron has only one scale
-    for all layers (see :func:`softmax_scale`).
-
-    Args:
-        layers: The layer specs of ``GPTModel``.
-    """
+    for all layers (see :func:`softmax_scale`). ``layers``: the layer specs of ``GPTModel``."""
     if spec.window_rope is None or softmax_scale(spec) == softmax_scale(spec, spec.window_rope):
         return
     attentions = {
@@ -60,10 +56,7 @@ def rotate_windowed_layers(model: Any, spec: ModelSpec) -> None:
     """Give windowed layers the angles of their separate rotary embedding.
 
     Megatron computes one table for all layers; these layers' attention is called with another table
-    of the same number of positions.
-
-    Args:
-        model: Megatron's ``GPTModel``.
+    of the same number of positions. ``model``: Megatron's ``GPTModel``.
     """
     if spec.window_rope is None or spec.window_rope == spec.rope:
         return

@@ -84,11 +84,8 @@ class SharedMemory:
         return torch.frombuffer(self._map, dtype=dtype, count=num_elements, offset=begin)
 
     def place(self, tensor: Tensor) -> _Place:
-        """The place of a tensor, or of a view of one.
-
-        Raises:
-            ValueError: It is not in this memory.
-        """
+        """The place of a tensor, or of a view of one. Raises ValueError: it is not in this
+        memory."""
         offset = tensor.data_ptr() - self._begin if tensor.numel() else 0
         if not 0 <= offset < self.num_bytes:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not in shared memory")

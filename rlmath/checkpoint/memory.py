@@ -18,15 +18,10 @@ GATHER_BUFFER_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class CheckpointBytes:
-    """Bytes of one rank in addition to training.
+    """Bytes of one rank in addition to training."""
 
-    Attributes:
-        gpu_bytes: While its part is gathered, a few seconds; none while it is written.
-        host_bytes: Until its part is written.
-    """
-
-    gpu_bytes: int
-    host_bytes: int
+    gpu_bytes: int  # While its part is gathered, a few seconds; none while it is written.
+    host_bytes: int  # Until its part is written.
 
 
 def checkpoint_bytes_of_rank(

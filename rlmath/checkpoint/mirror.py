@@ -32,16 +32,11 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds.
-
-    Attributes:
-        pause_s: After a failure; twice as long after each further one.
-        last_pause_s: Longest pause after a failure at the end of the run.
-    """
+    """How long a mirror waits, in seconds."""
 
     poll_s: float = 2.0
-    pause_s: float = 5.0
-    last_pause_s: float = 10.0
+    pause_s: float = 5.0  # After a failure; twice as long after each further one.
+    last_pause_s: float = 10.0  # Longest pause after a failure at the end of the run.
 
 
 class MirrorIncomplete(UserError):
@@ -101,11 +96,8 @@ class Mirror:
         self._thread.start()
 
     def close(self, wait_s: float) -> str:
-        """Upload the remaining files, and end.
-
-        Returns:
-            The files that the remote folder lacks, and why; empty: none.
-        """
+        """Upload the remaining files, and end. Returns the files that the remote folder lacks, and
+        why; empty: none."""
         self._ending.set()
         self._thread.join(1.0)
         if self._thread.is_alive():

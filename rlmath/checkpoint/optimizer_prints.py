@@ -47,14 +47,9 @@ def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
 
 
 def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout: bool) -> None:
-    """Compare the loaded state with the saved one.
-
-    Args:
-        same_layout: Ranks have the parts that they had; else the schedule's step is compared alone.
-
-    Raises:
-        BrokenCheckpoint: Something was not restored.
-    """
+    """Compare the loaded state with the saved one. ``same_layout``: ranks have the parts that they
+    had; else the schedule's step is compared alone. Raises BrokenCheckpoint: something was not
+    restored."""
     path = _path(folder, rank if same_layout else 0)
     saved = json.loads(path.read_text(encoding="utf-8"))
     if not same_layout:

@@ -30,11 +30,7 @@ def sharded_reference(module: Any, reference: list[Tensor]) -> dict[str, Any]:
 
 
 def load_reference(module: Any, reference: list[Tensor], loaded: dict[str, Tensor]) -> None:
-    """Set the reference to the loaded weights.
-
-    Raises:
-        BrokenCheckpoint: A weight is missing.
-    """
+    """Set the reference to the loaded weights. Raises BrokenCheckpoint: a weight is missing."""
     for name, tensor in _by_name(module, reference).items():
         if PREFIX + name not in loaded:
             raise BrokenCheckpoint(f"the reference model's {name} is missing")

@@ -55,11 +55,8 @@ def is_url(text: str) -> bool:
 
 
 def url_problem(url: str, *, writes: bool) -> str | None:
-    """The reason why a URL cannot be used, without connecting; ``None``: it can.
-
-    Args:
-        writes: A run is to be mirrored to it.
-    """
+    """The reason why a URL cannot be used, without connecting; ``None``: it can. ``writes``: a run
+    is to be mirrored to it."""
     scheme, _, path = url.partition("://")
     parts = path.strip("/").split("/")
     if scheme not in _PACKAGES or "::" in url or "://" in path:
@@ -147,11 +144,7 @@ class RemoteFolder:
         return self._one("cannot be listed", ls)
 
     def read(self, name: str) -> bytes:
-        """The contents of a file.
-
-        Raises:
-            FileNotFoundError: It does not exist.
-        """
+        """The contents of a file. Raises FileNotFoundError: it does not exist."""
         return self._one(
             f"{name} cannot be read", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}"))
         )
@@ -162,11 +155,8 @@ class RemoteFolder:
         )
 
     def put(self, files: Mapping[str, Path], arrived: Callable[[str], object]) -> None:
-        """Upload files, several at the same time; a failure does not stop the others.
-
-        Args:
-            arrived: Called with the name of each that was uploaded, by several threads.
-        """
+        """Upload files, several at the same time; a failure does not stop the others. ``arrived``:
+        called with the name of each that was uploaded, by several threads."""
 
         def call(name: str, path: Path) -> Callable[[Any, str], None]:
             def put(fs: Any, root: str) -> None:
@@ -182,15 +172,9 @@ class RemoteFolder:
         )
 
     def get(self, files: Mapping[str, int], into: Path, under: str = "") -> None:
-        """Download files, several at the same time.
-
-        Args:
-            files: Sizes in bytes by name, relative to ``under``.
-
-        Raises:
-            FileNotFoundError: One does not exist.
-            RemoteError: One failed, or its name leads out of ``into``.
-        """
+        """Download files, several at the same time. ``files``: sizes in bytes by name, relative to
+        ``under``. Raises FileNotFoundError: one does not exist; RemoteError: one failed, or its
+        name leads out of ``into``."""
 
         def call(name: str) -> Callable[[Any, str], None]:
             target = into / name

@@ -39,11 +39,8 @@ class RunFiles:
         self._sent = {n: s for n, s in self._read_index().items() if there.get(n) == s[0]}
 
     def upload(self) -> None:
-        """Upload new and changed files, and compare sizes.
-
-        Raises:
-            RemoteError: A file could not be uploaded.
-        """
+        """Upload new and changed files, and compare sizes. Raises RemoteError: a file could not be
+        uploaded."""
         changed = {n: s for n, s in self._states().items() if self._sent.get(n) != s}
         names = sorted(changed)
         for begin in range(0, len(names), _PER_BATCH):

@@ -43,43 +43,28 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class AdapterState:
-    """Adapters of a frozen model; a checkpoint has them alone.
+    """Adapters of a frozen model; a checkpoint has them alone."""
 
-    Attributes:
-        described: As JSON; a checkpoint of other adapters is an error.
-        base_fingerprint: Fingerprint of the frozen model, which a load does not replace.
-    """
-
-    described: dict[str, Any]
-    base_fingerprint: int
+    described: dict[str, Any]  # As JSON; a checkpoint of other adapters is an error.
+    base_fingerprint: int  # Fingerprint of the frozen model, which a load does not replace.
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """Live objects, not copies, of a rank's model that a checkpoint reads and sets.
-
-    Attributes:
-        optimizer: Megatron's; ``None``: the model is not trained.
-        scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
-        spec: Dataclass of the model's sizes; a checkpoint of another model is an error.
-        layout: Dataclass of the parallel layout.
-        dtype: Type of the weights: ``float32`` or ``bfloat16``.
-        optimizer_kind: ``distributed`` or ``plain``; ``None`` without an optimizer.
-        reference: Weights of the reference model in the order of the chunks' parameters; ``None``:
-            there is none to save.
-        reference_kind: ``frozen`` unless ``reference`` is saved.
-        adapters: Parameters that want no gradient are not saved; ``None``: all are.
-    """
+    """Live objects, not copies, of a rank's model that a checkpoint reads and sets."""
 
     chunks: Sequence[Any]
-    optimizer: Any
-    scheduler: Any
-    spec: Any
-    layout: Any
-    dtype: str
-    optimizer_kind: str | None
+    optimizer: Any  # Megatron's; None: the model is not trained.
+    scheduler: Any  # Megatron's learning-rate schedule; None without an optimizer.
+    spec: Any  # Dataclass of the model's sizes; a checkpoint of another model is an error.
+    layout: Any  # Dataclass of the parallel layout.
+    dtype: str  # Type of the weights: float32 or bfloat16.
+    optimizer_kind: str | None  # distributed or plain; None without an optimizer.
+    # Weights of the reference model in the order of the chunks' parameters; None: there is none to
+    # save.
     reference: list[Tensor] | None = None
-    reference_kind: str = "frozen"
+    reference_kind: str = "frozen"  # frozen unless reference is saved.
+    # Parameters that want no gradient are not saved; None: all are.
     adapters: AdapterState | None = None
 
 
@@ -118,11 +103,8 @@ class PendingSave:
             self._thread.join()
 
     def wait(self) -> None:
-        """Wait until all ranks have written.
-
-        Raises:
-            UserError: On every rank: the disk is full, or the folder cannot be written.
-        """
+        """Wait until all ranks have written. Raises UserError: on every rank: the disk is full, or
+        the folder cannot be written."""
         self.join()
         if self._error is not None:
             raise self._error
@@ -130,11 +112,8 @@ class PendingSave:
 
 def check_saveable(model: Saveable) -> None:
     """Describe the weights as a save does, so that a model that cannot be saved fails at the start
-    and not at its first checkpoint. Collective over all ranks.
-
-    Raises:
-        CheckpointingException: On rank 0: Megatron finds shards missing, or some twice.
-    """
+    and not at its first checkpoint. Collective over all ranks. Raises CheckpointingException: on
+    rank 0: Megatron finds shards missing, or some twice."""
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     state = model.checkpoint_state()
@@ -143,10 +122,7 @@ def check_saveable(model: Saveable) -> None:
 
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
-
-    Raises:
-        UserError: On every rank: the disk is full, or the folder cannot be written.
-    """
+    Raises UserError: on every rank: the disk is full, or the folder cannot be written."""
     begin_save(model, folder, name, in_background=False).wait()
 
 
@@ -188,10 +164,7 @@ def begin_saves(
 
 def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Callable[[], None]:
     """Write a model's small files and collect its tensors; the result writes those. Collective.
-
-    Args:
-        copy: Whether the model may change before its tensors are written.
-    """
+    ``copy``: whether the model may change before its tensors are written."""
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     rank = dist.get_rank()

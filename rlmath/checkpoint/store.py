@@ -52,40 +52,27 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest complete checkpoint.
+    """The newest complete checkpoint."""
 
-    Attributes:
-        path: ``None`` when there is none.
-        skipped: Newer incomplete ones, newest first.
-    """
-
-    path: Path | None
-    skipped: list[Skipped]
+    path: Path | None  # None when there is none.
+    skipped: list[Skipped]  # Newer incomplete ones, newest first.
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that the driver resumes from.
-
-    Attributes:
-        driver_state: As given to :meth:`CheckpointStore.commit`, like ``metrics``.
-        skipped: Newer incomplete ones, and leftovers of a killed process.
-    """
+    """A checkpoint that the driver resumes from."""
 
     path: Path
     step: int
-    driver_state: dict[str, Any]
+    driver_state: dict[str, Any]  # As given to CheckpointStore.commit, like metrics.
     metrics: Mapping[str, float]
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()  # Newer incomplete ones, and leftovers of a killed process.
 
 
 class CheckpointStore:
-    """Makes, keeps and finds checkpoints in a folder.
-
-    Args:
-        keep: Newest ones that are kept, at least 1.
-        best: Metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is best.
-    """
+    """Makes, keeps and finds checkpoints in a folder. ``keep``: newest ones that are kept, at least
+    1. ``best``: metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is
+    best."""
 
     def __init__(
         self, folder: str | Path, keep: int, best: Mapping[str, Literal["max", "min"]] | None = None
@@ -259,11 +246,8 @@ class CheckpointStore:
         return found
 
     def set_aside(self, newer_than: int) -> Path | None:
-        """Move checkpoints of later steps to a folder beside this one, as after a rollback.
-
-        Returns:
-            The folder; ``None`` when there was nothing to move.
-        """
+        """Move checkpoints of later steps to a folder beside this one, as after a rollback. Returns
+        the folder; ``None`` when there was nothing to move."""
         steps = [step for step in self.steps() if step > newer_than]
         if not steps:
             return None
@@ -313,11 +297,8 @@ class CheckpointStore:
 
 
 def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
-    """A checkpoint's driver state and metrics.
-
-    Raises:
-        UserError: It does not exist or is incomplete.
-    """
+    """A checkpoint's driver state and metrics. Raises UserError: it does not exist or is
+    incomplete."""
     if not (path / MANIFEST).is_file():
         raise UserError(
             f"{path} is no checkpoint (it has no {MANIFEST}); runner.resume takes auto, never or "

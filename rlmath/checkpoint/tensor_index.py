@@ -44,11 +44,8 @@ class _IndexUnpickler(pickle.Unpickler):
 
 
 def check_index(folder: Path) -> None:
-    """Refuse an index that names anything but tensors and their descriptions.
-
-    Raises:
-        BrokenCheckpoint: With the name that was refused, or why the index cannot be read.
-    """
+    """Refuse an index that names anything but tensors and their descriptions. Raises
+    BrokenCheckpoint: with the name that was refused, or why the index cannot be read."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     path = folder / _INDEX

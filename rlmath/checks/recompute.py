@@ -9,7 +9,7 @@ from rlmath.model.spec import ModelSpec
 from rlmath.utils.close_names import did_you_mean
 
 _KEY = "actor.recompute_modules"
-# Megatron's, and why not.
+# Modules that Megatron can recompute and rlmath refuses, with the reason.
 _REFUSED = {
     "layernorm": (
         "Megatron-core 0.16.1 needs Transformer Engine for it, whose matrices have the norms within"

@@ -59,15 +59,9 @@ _REGISTRIES: dict[str, Registry[Any, Any]] = {
 
 
 def check(config: Config, command: Command = "train", machine: Machine | None = None) -> None:
-    """Refuse settings that cannot work.
-
-    Args:
-        command: The command, which decides the files to check.
-        machine: The machine that the run starts on; ``None``: this one.
-
-    Raises:
-        ConfigError: One line for each problem.
-    """
+    """Refuse settings that cannot work. ``command``: the command, which decides the files to check.
+    ``machine``: the machine that the run starts on; ``None``: this one. Raises ConfigError: one
+    line for each problem."""
     problems = list(find_problems(config, command, machine or Machine.here()))
     if problems:
         raise ConfigError.of(problems)

@@ -81,27 +81,19 @@ def _no_tokenizer(model: str) -> str:
 
 @dataclass(frozen=True)
 class _Source:
-    """Files that are read alike; ``title`` ends with a space where there is one.
-
-    Attributes:
-        is_graded: Responses are compared with the accepted answers.
-        needs_box: An answer counts in a box alone.
-        max_tokens: Positions of the model, for worked examples; ``None``: unknown.
-        per_step: Setting and number of prompts of a step; ``None`` for benchmarks.
-        is_streamed: The rows are those of ``data.source``.
-        uses_tools: The model may call ``rollout.tools`` and ``rollout.environment``.
-    """
+    """Files that are read alike; ``title`` ends with a space where there is one."""
 
     title: str
     paths: list[str]
     data: DataConfig
     target: Target
-    is_graded: bool
-    needs_box: bool = False
-    max_tokens: int | None = None
+    is_graded: bool  # Responses are compared with the accepted answers.
+    needs_box: bool = False  # An answer counts in a box alone.
+    max_tokens: int | None = None  # Positions of the model, for worked examples; None: unknown.
+    # Setting and number of prompts of a step; None for benchmarks.
     per_step: tuple[str, int] | None = None
-    is_streamed: bool = False
-    uses_tools: bool = False
+    is_streamed: bool = False  # The rows are those of data.source.
+    uses_tools: bool = False  # The model may call rollout.tools and rollout.environment.
 
     def rows(self) -> Iterator[list[Row]]:
         if self.is_streamed:
@@ -151,11 +143,8 @@ def _local(paths: Sequence[str]) -> list[str]:
 
 
 def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], list[str]]:
-    """Rows read like the run reads them, and lines about the result.
-
-    Raises:
-        UserError: As the run would say it of these rows.
-    """
+    """Rows read like the run reads them, and lines about the result. Raises UserError: as the run
+    would say it of these rows."""
     data, target, title = source.data, source.target, f"prompts  {source.title}"
     renderer = PromptRenderer(data, tokenizer)
     drafts: list[Draft] = []
@@ -193,11 +182,8 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
 def _examples(
     source: _Source, drafts: Sequence[Draft], tokenizer: LightTokenizer, *, all_read: bool
 ) -> Iterator[str]:
-    """The longest worked example, which has to fit the model.
-
-    Raises:
-        UserError: None fits, or the settings say stop.
-    """
+    """The longest worked example, which has to fit the model. Raises UserError: none fits, or the
+    settings say stop."""
     encoder, most = Encoder(tokenizer), source.max_tokens
     first = not source.data.apply_chat_template
     prompts = encoder.encode([draft.prompt for draft in drafts], add_first_tokens=first)
@@ -219,11 +205,8 @@ def _examples(
 
 
 def _golds(source: _Source, drafts: Sequence[Draft], *, all_read: bool) -> Iterator[str]:
-    """Kinds of accepted answers.
-
-    Raises:
-        UserError: All rows were read, and none has an answer that a response can match.
-    """
+    """Kinds of accepted answers. Raises UserError: all rows were read, and none has an answer that
+    a response can match."""
     if not source.has_answers:
         return
     golds = gold_kinds((draft.place, draft.target) for draft in drafts)

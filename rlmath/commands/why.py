@@ -34,11 +34,8 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read one; a problem's id may hold slashes.
-
-        Raises:
-            argparse.ArgumentTypeError: It is none.
-        """
+        """Read one; a problem's id may hold slashes. Raises argparse.ArgumentTypeError: it is
+        none."""
         step, _, rest = text.partition("/")
         problem, _, index = rest.rpartition("/")
         if not problem or not step.isdigit() or not index.isdigit():
@@ -55,26 +52,21 @@ class Address:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Everything that a run has recorded of a sample.
-
-    Attributes:
-        group: All samples of its problem, the sample among them, by index.
-        settings: Settings in force when it was sampled, nested as in YAML.
-        sampled: Digests and numbers of the step that sampled it; ``None``: they are gone.
-        trained_in: The step that trained on it, which is a later one when its group was carried
-            over; ``None``: no step has.
-        update: Digests and numbers of that step; ``None``: gone, or no such step.
-        trace: Its tokens in the update; ``None``: they were not kept (``runner.token_samples``).
-    """
+    """Everything that a run has recorded of a sample."""
 
     run: RunFolder
     address: Address
     row: Row
-    group: Sequence[Row]
-    settings: Mapping[str, Any]
+    group: Sequence[Row]  # All samples of its problem, the sample among them, by index.
+    settings: Mapping[str, Any]  # Settings in force when it was sampled, nested as in YAML.
+    # Digests and numbers of the step that sampled it; None: they are gone.
     sampled: Mapping[str, Any] | None
+    # The step that trained on it, which is a later one when its group was carried over; None: no
+    # step has.
     trained_in: int | None
+    # Digests and numbers of that step; None: gone, or no such step.
     update: Mapping[str, Any] | None
+    # Its tokens in the update; None: they were not kept (runner.token_samples).
     trace: Trace | None
 
 
@@ -90,11 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the records of a sample. Returns the exit code.
-
-    Raises:
-        UserError: The run, the step or the sample is not there.
-    """
+    """Print the records of a sample. Returns the exit code. Raises UserError: the run, the step or
+    the sample is not there."""
     found = read_sample(RunFolder(options.run_dir), options.sample)
     _show("Prompt", prompt_lines(found, options.whole))
     _show("Generation", generation_lines(found, options.whole))
@@ -106,11 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_sample(run: RunFolder, address: Address) -> Recorded:
-    """Recorded values of a sample.
-
-    Raises:
-        UserError: The step or the sample is not there, or the run's settings are not.
-    """
+    """Recorded values of a sample. Raises UserError: the step or the sample is not there, or the
+    run's settings are not."""
     if address.step not in run.training_steps:
         raise run.no_samples(f"step {address.step}")
     rows = {row_key(row): row for row in run.rows(run.training_steps[address.step])}

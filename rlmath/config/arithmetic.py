@@ -19,21 +19,15 @@ from rlmath.model.parallel import Layout
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Ranks and engines of a run.
-
-    Attributes:
-        accelerators: GPUs of the cluster; 0 on CPU.
-        placement: Whether engines and actor share GPUs; without meaning on CPU.
-        teacher_engines: vLLM engines that have the teacher, on separate GPUs.
-    """
+    """Ranks and engines of a run."""
 
     device: Device
     actor: Layout
     engines: int
     engine_tensor_parallel: int
-    accelerators: int
-    placement: Placement
-    teacher_engines: int = 0
+    accelerators: int  # GPUs of the cluster; 0 on CPU.
+    placement: Placement  # Whether engines and actor share GPUs; without meaning on CPU.
+    teacher_engines: int = 0  # vLLM engines that have the teacher, on separate GPUs.
     teacher_tensor_parallel: int = 1
 
     @property
@@ -93,11 +87,8 @@ class Batch:
 
 
 def resolve_layout(config: Config, device: Device) -> RunLayout:
-    """Fill in settings that are left to the machine: data parallelism and number of engines.
-
-    Raises:
-        ConfigError: The accelerators do not divide so, or are too few.
-    """
+    """Fill in settings that are left to the machine: data parallelism and number of engines. Raises
+    ConfigError: the accelerators do not divide so, or are too few."""
     actor, rollout, cluster = config.actor, config.rollout, config.cluster
     teacher = config.teacher
     has_teacher = starts_teacher(teacher, config.algorithm.distill_coef)

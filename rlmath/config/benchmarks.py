@@ -66,27 +66,21 @@ def find_published(name: str) -> Published | None:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark with every setting decided.
-
-    Attributes:
-        paths: Files with its problems.
-        plugin: Name in ``BENCHMARKS`` of the function for its rows; ``None``: rows are in files.
-        max_problems: Maximum number, the first ones; ``None``: all.
-        tools: Whether the model uses ``rollout.tools`` and ``rollout.environment``.
-    """
+    """A benchmark with every setting decided."""
 
     name: str
     key: str
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # Files with its problems.
     data: DataConfig
     samples: int
     temperature: float
     top_p: float
     max_response_tokens: int
-    max_problems: int | None
+    max_problems: int | None  # Maximum number, the first ones; None: all.
+    # Name in BENCHMARKS of the function for its rows; None: rows are in files.
     plugin: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    tools: bool = False
+    tools: bool = False  # Whether the model uses rollout.tools and rollout.environment.
 
     @property
     def length_key(self) -> str:

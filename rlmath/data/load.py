@@ -26,15 +26,11 @@ _ROWS_IN_REPORT = 10
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the response to imitate.
+    """A prompt with the response to imitate."""
 
-    Attributes:
-        id: The data file's name and the row in it.
-        response_token_ids: The response to learn, the end-of-sequence token included.
-    """
-
-    id: str
+    id: str  # The data file's name and the row in it.
     prompt_token_ids: tuple[int, ...]
+    # The response to learn, the end-of-sequence token included.
     response_token_ids: tuple[int, ...]
 
     def __len__(self) -> int:
@@ -49,16 +45,13 @@ def load_problems(
     graded: bool = True,
     needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
-    """Read problems, in the files' order.
+    """Read problems, in the files' order. Returns the problems, and the report on the rows.
+    ``Problem.columns`` has every field of the row as it is in the file.
 
     Args:
         settings: Fields, templates and what to do with rows that do not fit.
         limit: Keep the first N; ``None``: all.
         needs_box: Whether answers count only in a box.
-
-    Returns:
-        The problems, and the report on the rows. ``Problem.columns`` has every field of the row
-        as it is in the file.
 
     Raises:
         UserError: A file or a row that cannot be read, a prompt that is too long (where the

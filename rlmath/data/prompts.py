@@ -25,11 +25,8 @@ _NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder.
-
-    Raises:
-        UserError: The folder has none that transformers can load.
-    """
+    """The tokenizer of a Hugging Face folder. Raises UserError: the folder has none that
+    transformers can load."""
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
@@ -51,10 +48,6 @@ class EnvironmentTokenizer:
         template: In place of its chat template.
         tools: Schemas of tools that the template lists.
         opening: Returns the text that the environment adds to the problem of a row, if any.
-
-    Attributes:
-        tool_names: Names of the tools.
-        opening: As given.
     """
 
     def __init__(
@@ -65,8 +58,8 @@ class EnvironmentTokenizer:
         opening: Callable[[Mapping[str, Any]], str | None] | None,
     ) -> None:
         self._tokenizer, self.chat_template, self._tools = tokenizer, template, list(tools)
-        self.opening = opening
-        self.tool_names = [str(tool["function"]["name"]) for tool in tools]
+        self.opening = opening  # As given.
+        self.tool_names = [str(tool["function"]["name"]) for tool in tools]  # Names of the tools.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -115,30 +108,18 @@ class PromptRenderer:
             )
 
     def render(self, value: Any, row: Mapping[str, Any]) -> str:
-        """The text of a prompt field.
-
-        Args:
-            value: The field's.
-            row: All fields, for an environment.
-
-        Raises:
-            MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
-        """
+        """The text of a prompt field. ``value``: the field's. ``row``: all fields, for an
+        environment. Raises MalformedRowError: as :func:`chat_messages`, or the chat template
+        refuses it."""
         messages = self.messages(value, row)
         if not self._settings.apply_chat_template:
             return messages[-1]["content"]
         return self._apply_chat_template(messages)
 
     def messages(self, value: Any, row: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chat messages of a prompt field: template filled, system prompt first.
-
-        Args:
-            value: The field's.
-            row: All fields, for an environment.
-
-        Raises:
-            MalformedRowError: As :func:`chat_messages`.
-        """
+        """The chat messages of a prompt field: template filled, system prompt first. ``value``: the
+        field's. ``row``: all fields, for an environment. Raises MalformedRowError: as
+        :func:`chat_messages`."""
         messages = chat_messages(value, bool(self._settings.apply_chat_template))
         text = self._fill_template(messages[-1]["content"])
         if self._opening is not None and (said := self._opening(row)):

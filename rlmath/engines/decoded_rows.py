@@ -31,13 +31,8 @@ class DecodedRows:
     def add(
         self, decoded: DecodedTokens, version: int, running: Mapping[str, RunningRequest]
     ) -> None:
-        """Keep the tokens of a step.
-
-        Args:
-            decoded: The tokens.
-            version: Weights version that sampled them.
-            running: Requests by ID.
-        """
+        """Keep the tokens of a step. ``version``: weights version that sampled them. ``running``:
+        requests by ID."""
         if decoded.ids != self._ids or version != self._version:
             self.flush()
             self._ids, self._version = decoded.ids, version

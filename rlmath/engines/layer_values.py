@@ -77,12 +77,8 @@ def noted_values(worker: Any) -> Noted:
 
 
 def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
-    """Hooks on one module; none where nothing of it is compared.
-
-    Args:
-        after: The model has its norms after attention and feed-forward.
-        noted: Gets the values.
-    """
+    """Hooks on one module; none where nothing of it is compared. ``after``: the model has its norms
+    after attention and feed-forward. ``noted``: gets the values."""
 
     def note(key: tuple[int, str], value: Tensor, columns: bool = False) -> None:
         # A copy, since later operations may work in place. A long prompt comes in several pieces.

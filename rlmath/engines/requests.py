@@ -37,49 +37,37 @@ class EngineStartError(UserError):
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample.
+    """One completion to sample."""
 
-    Attributes:
-        problem_id: The problem that it answers.
-        index: Its place in the problem's group, from 0.
-        prompt_token_ids: Tokens to continue; never tokenized again.
-        max_tokens: Longest response, in tokens, including the begun part.
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_p: Probability mass of the likeliest tokens to sample from. Only samples at 1 have
-            log-probabilities that the actor can reproduce, so others are never trained on.
-        seed: Seed of its random stream.
-        ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
-            a fixed length.
-        begun: Sample of earlier steps that it continues, if any.
-        budget_tokens: Most tokens to add now; a sample that would continue is ``cut`` there.
-            ``None``: up to ``max_tokens``.
-        stays_on: The engine that made the begun part and may still have its keys and values;
-            another one computes them again. ``None``: any engine.
-        scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
-            tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
-            it, so ``max_tokens`` is one more than ``begun`` has.
-        wants_routes: Whether its sample carries an MoE's routes, if the engine returns them: only
-            for training, or comparison with the actor's log-probs.
-        stop: Texts that end the model's turn, each after an opening: ``("```python", "\n```")``
-            ends it at the first closing fence of a block that it opened in this turn.
-        problem: The problem, where an environment answers the model's turns; ``None``: there is
-            one turn. Engines do not get it.
-    """
-
-    problem_id: str
-    index: int
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    temperature: float
+    problem_id: str  # The problem that it answers.
+    index: int  # Its place in the problem's group, from 0.
+    prompt_token_ids: tuple[int, ...]  # Tokens to continue; never tokenized again.
+    max_tokens: int  # Longest response, in tokens, including the begun part.
+    temperature: float  # Divides the logits; 0 takes the likeliest token.
+    # Probability mass of the likeliest tokens to sample from. Only samples at 1 have
+    # log-probabilities that the actor can reproduce, so others are never trained on.
     top_p: float
-    seed: int
+    seed: int  # Seed of its random stream.
+    # Continue after an end-of-sequence token, up to max_tokens: for measuring at a fixed length.
     ignore_eos: bool = False
-    begun: Sample | None = None
+    begun: Sample | None = None  # Sample of earlier steps that it continues, if any.
+    # Most tokens to add now; a sample that would continue is cut there. None: up to max_tokens.
     budget_tokens: int | None = None
+    # The engine that made the begun part and may still have its keys and values; another one
+    # computes them again. None: any engine.
     stays_on: int | None = None
+    # Nothing is sampled: the answer is begun with the engine's own log-probs of its tokens, at
+    # temperature 1. vLLM gives those of a prompt only, and samples a token after it, so max_tokens
+    # is one more than begun has.
     scores: bool = False
+    # Whether its sample carries an MoE's routes, if the engine returns them: only for training, or
+    # comparison with the actor's log-probs.
     wants_routes: bool = False
+    # Texts that end the model's turn, each after an opening: ("`python", "\n`") ends it at the
+    # first closing fence of a block that it opened in this turn.
     stop: tuple[tuple[str, str], ...] = ()
+    # The problem, where an environment answers the model's turns; None: there is one turn. Engines
+    # do not get it.
     problem: Problem | None = None
 
     @property
@@ -129,24 +117,18 @@ def cut_sample(request: Request) -> Sample:
 
 @dataclass(frozen=True)
 class Progress:
-    """An engine's answer to the pool.
+    """An engine's answer to the pool."""
 
-    Attributes:
-        samples: Samples finished since the last answer, in the order in which they finished.
-        unfinished: Number of its unfinished requests.
-        tokens_generated: Response tokens since its start.
-        tokens_held: Prompt and response tokens of its unfinished requests, whose keys and values a
-            decode step reads.
-        quiet_s: Seconds since its last token; 0 when it has no work.
-        tokens_reused: Tokens of continued responses and their prompts, since the last answer, whose
-            keys and values it still had.
-    """
-
+    # Samples finished since the last answer, in the order in which they finished.
     samples: tuple[Sample, ...]
-    unfinished: int
-    tokens_generated: int
+    unfinished: int  # Number of its unfinished requests.
+    tokens_generated: int  # Response tokens since its start.
+    # Prompt and response tokens of its unfinished requests, whose keys and values a decode step
+    # reads.
     tokens_held: int
-    quiet_s: float
+    quiet_s: float  # Seconds since its last token; 0 when it has no work.
+    # Tokens of continued responses and their prompts, since the last answer, whose keys and values
+    # it still had.
     tokens_reused: int = 0
 
 
@@ -173,75 +155,56 @@ FLASHINFER_VARIABLES = (
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Settings of each engine of a pool.
+    """Settings of each engine of a pool."""
 
-    Attributes:
-        model_path: Hugging Face folder; its weights are version 0 if they are read.
-        dtype: Type of weights and activations.
-        device: ``cpu`` or ``cuda``.
-        tensor_parallel: Ranks that share the engine's matrices.
-        max_sequence_tokens: Longest prompt and response together, in tokens.
-        max_running_sequences: Sequences that run at once.
-        transport: Name of the weight transfer backend.
-        prefix_caching: Keep prompts' KV blocks for reuse within one weights version.
-        keeps_kv: A response that is continued may use the KV blocks that older weights computed for
-            it; no other sees them.
-        enforce_eager: Skip CUDA graphs; a CPU engine has none.
-        gpu_memory_utilization: Share of a GPU's memory. CUDA only.
-        cpu_kv_cache_gib: Size of the KV cache. CPU only.
-        sleeps: Return GPU memory between rollouts (engines that share a GPU with the actor). CUDA
-            only.
-        max_batched_tokens: Most tokens of one step. CUDA only.
-        async_scheduling: Schedule a step while the one before runs. CUDA only.
-        short_steps: Schedule decode-only steps in rlmath's short path.
-        device_ids: The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES
-            names them on the node; none: those that the process sees, from the first. CUDA only.
-        kv_cache_bytes: Size of each rank's KV cache; ``None``: what memory profiling leaves within
-            ``gpu_memory_utilization``. CUDA only.
-        log_dir: Folder for each engine's output.
-        precision: Precision that the actor also has.
-        quantization: Form in which vLLM keeps matrices after reading or receiving them.
-        kv_cache_dtype: Type of keys and values in the cache.
-        adapters: Adapters that weight syncs bring, computed beside the model's weights; ``None``:
-            weight syncs bring all weights.
-        flashinfer: Use FlashInfer's kernels instead of vLLM's. CUDA only.
-        role: Name of the engine in messages and files.
-        reads_weights: Whether it reads the model folder's weights; else it starts with random ones,
-            and a weight sync has to bring all of them before the first request.
-        routes: Routes of an MoE to return with samples that ask for them; ``None``: none.
-        arguments: Further arguments of vLLM's engine, from ``rollout.engine_arguments``.
-        profile: Profiler settings; ``None``: no profile.
-    """
-
-    model_path: str
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["cpu", "cuda"]
-    tensor_parallel: int
-    max_sequence_tokens: int
-    max_running_sequences: int
-    transport: str
-    log_dir: str
+    model_path: str  # Hugging Face folder; its weights are version 0 if they are read.
+    dtype: Literal["float32", "bfloat16"]  # Type of weights and activations.
+    device: Literal["cpu", "cuda"]  # cpu or cuda.
+    tensor_parallel: int  # Ranks that share the engine's matrices.
+    max_sequence_tokens: int  # Longest prompt and response together, in tokens.
+    max_running_sequences: int  # Sequences that run at once.
+    transport: str  # Name of the weight transfer backend.
+    log_dir: str  # Folder for each engine's output.
+    # Keep prompts' KV blocks for reuse within one weights version.
     prefix_caching: bool = RolloutConfig.prefix_caching
+    # A response that is continued may use the KV blocks that older weights computed for it; no
+    # other sees them.
     keeps_kv: bool = False
-    enforce_eager: bool = RolloutConfig.enforce_eager
+    enforce_eager: bool = RolloutConfig.enforce_eager  # Skip CUDA graphs; a CPU engine has none.
+    # Share of a GPU's memory. CUDA only.
     gpu_memory_utilization: float = RolloutConfig.gpu_memory_utilization
-    cpu_kv_cache_gib: float = RolloutConfig.cpu_kv_cache_gib
+    cpu_kv_cache_gib: float = RolloutConfig.cpu_kv_cache_gib  # Size of the KV cache. CPU only.
+    # Return GPU memory between rollouts (engines that share a GPU with the actor). CUDA only.
     sleeps: bool = False
+    # Most tokens of one step. CUDA only.
     max_batched_tokens: int = RolloutConfig.max_batched_tokens
-    async_scheduling: bool = False
-    short_steps: bool = True
+    async_scheduling: bool = False  # Schedule a step while the one before runs. CUDA only.
+    short_steps: bool = True  # Schedule decode-only steps in rlmath's short path.
+    # The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES names them on
+    # the node; none: those that the process sees, from the first. CUDA only.
     device_ids: tuple[str, ...] = ()
+    # Size of each rank's KV cache; None: what memory profiling leaves within
+    # gpu_memory_utilization. CUDA only.
     kv_cache_bytes: int | None = None
-    precision: Precision = field(default_factory=Precision)
+    precision: Precision = field(default_factory=Precision)  # Precision that the actor also has.
+    # Form in which vLLM keeps matrices after reading or receiving them.
     quantization: Quantization = RolloutConfig.quantization
+    # Type of keys and values in the cache.
     kv_cache_dtype: KvCacheDtype = RolloutConfig.kv_cache_dtype
+    # Adapters that weight syncs bring, computed beside the model's weights; None: weight syncs
+    # bring all weights.
     adapters: Lora | None = None
+    # Use FlashInfer's kernels instead of vLLM's. CUDA only.
     flashinfer: bool = RolloutConfig.flashinfer
-    role: str = "engine"
+    role: str = "engine"  # Name of the engine in messages and files.
+    # Whether it reads the model folder's weights; else it starts with random ones, and a weight
+    # sync has to bring all of them before the first request.
     reads_weights: bool = True
+    # Routes of an MoE to return with samples that ask for them; None: none.
     routes: RouteSpec | None = None
+    # Further arguments of vLLM's engine, from rollout.engine_arguments.
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    profile: EngineProfile | None = None
+    profile: EngineProfile | None = None  # Profiler settings; None: no profile.
 
     @property
     def transfer_backend(self) -> str:

@@ -35,15 +35,9 @@ class RunningRequest:
             self.spans.append((version, len(self.token_ids)))
 
     def take(self, output: Any, version: int) -> int:
-        """Add the tokens that vLLM's engine core returned for it.
-
-        Args:
-            output: vLLM's ``EngineCoreOutput``.
-            version: Weights version of the step.
-
-        Returns:
-            Tokens of its begun part that were still in the KV cache.
-        """
+        """Add the tokens that vLLM's engine core returned for it. ``output``: vLLM's
+        ``EngineCoreOutput``. ``version``: weights version of the step. Returns tokens of its begun
+        part that were still in the KV cache."""
         if output.new_token_ids:
             self.begin(version)
         self.token_ids.extend(output.new_token_ids)
@@ -74,12 +68,8 @@ class RunningRequest:
 
     @classmethod
     def of(cls, request: Request, tokenizer: Any) -> RunningRequest:
-        """A request with the tokens of its begun part.
-
-        Args:
-            request: The request.
-            tokenizer: Finds texts that end the turn.
-        """
+        """A request with the tokens of its begun part. ``request``: the request. ``tokenizer``:
+        finds texts that end the turn."""
         running, begun = cls(request), request.begun
         if begun is not None:
             running.token_ids.frombytes(np.asarray(begun.token_ids, np.int32).tobytes())

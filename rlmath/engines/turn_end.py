@@ -20,13 +20,8 @@ _SEEN: weakref.WeakKeyDictionary[Any, dict[frozenset[str], dict[int, bool]]] = (
 
 
 class TurnEnd:
-    """Follows the tokens of one turn.
-
-    Args:
-        tokenizer: The model's.
-        stop: See ``Request.stop``.
-        token_ids: The turn's tokens so far.
-    """
+    """Follows the tokens of one turn. ``stop``: see ``Request.stop``. ``token_ids``: the turn's
+    tokens so far."""
 
     def __init__(
         self, tokenizer: Any, stop: Sequence[tuple[str, str]], token_ids: Iterable[int] = ()

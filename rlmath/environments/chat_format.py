@@ -96,14 +96,8 @@ class ChatFormat(TurnFormat):
         return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:
-        """The text of a chat whose model may call the tools.
-
-        Args:
-            prompt: Begin the model's next turn.
-
-        Raises:
-            Exception: Raised by the template.
-        """
+        """The text of a chat whose model may call the tools. ``prompt``: begin the model's next
+        turn. Raises Exception: raised by the template."""
         return self._render(self.template, messages, prompt)
 
     def _render(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:

@@ -31,6 +31,7 @@ def output_bytes(rollout: RolloutConfig) -> int:
 
 class Chosen:
     """The tools and the environment that the settings name. Nothing of the sandbox is started.
+    Raises ConfigError: one does not exist or cannot be used, or two tools have the same name.
 
     Args:
         rollout: At least one of them.
@@ -38,9 +39,6 @@ class Chosen:
     Attributes:
         made_of: The class of the environment; ``None``: there are tools alone.
         schemas: The schema of each tool, those of the environment last.
-
-    Raises:
-        ConfigError: One does not exist or cannot be used, or two tools have the same name.
     """
 
     def __init__(self, rollout: RolloutConfig) -> None:
@@ -129,11 +127,8 @@ class Chosen:
 
 def prompt_tokenizer(config: Config, tokenizer: Any) -> Any:
     """The tokenizer for prompts that are answered in turns: its chat template lists the tools, and
-    the environment may add text to a problem.
-
-    Raises:
-        ConfigError: As :class:`Chosen` and :meth:`Chosen.format_of`.
-    """
+    the environment may add text to a problem. Raises ConfigError: as :class:`Chosen` and
+    :meth:`Chosen.format_of`."""
     if not has_turns(config.rollout):
         return tokenizer
     chosen = Chosen(config.rollout)

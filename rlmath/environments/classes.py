@@ -43,7 +43,8 @@ _CLOSING = 16
 
 
 class UserClass:
-    """A user's class.
+    """A user's class. Raises ConfigError: it cannot be made, has no ``reset``, or a method is no
+    tool.
 
     Args:
         setting: Where the user named it, for messages.
@@ -54,9 +55,6 @@ class UserClass:
         methods: Methods that are tools.
         replies: Whether it replies to turns.
         gives_reward: Whether it knows the reward.
-
-    Raises:
-        ConfigError: It cannot be made, has no ``reset``, or a method is no tool.
     """
 
     def __init__(self, setting: str, make: Callable[[], Any], limits: CallLimits) -> None:
@@ -84,11 +82,8 @@ class UserClass:
             self._close(probe)
 
     def begin(self, row: Mapping[str, Any]) -> tuple[Any, str | None]:
-        """A new instance, and what its ``reset`` returned.
-
-        Raises:
-            InfrastructureError: It raised an error, did not return, or returned something else.
-        """
+        """A new instance, and what its ``reset`` returned. Raises InfrastructureError: it raised an
+        error, did not return, or returned something else."""
         instance = self.call("making it", self._make)
         try:
             said = self.call("reset", instance.reset, **_accepted_fields(instance.reset, row))
@@ -103,11 +98,7 @@ class UserClass:
 
     def opening(self, row: Mapping[str, Any]) -> str | None:
         """Text that ``reset`` adds to the prompt of a row. An environment that adds nothing to the
-        first one is not asked again.
-
-        Raises:
-            ConfigError: As :meth:`begin`.
-        """
+        first one is not asked again. Raises ConfigError: as :meth:`begin`."""
         if self._opens is False:
             return None
         try:
@@ -119,11 +110,8 @@ class UserClass:
         return said
 
     def call(self, what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call a method of the instance that is no tool, within the limits.
-
-        Raises:
-            InfrastructureError: It raised an error, or did not return.
-        """
+        """Call a method of the instance that is no tool, within the limits. Raises
+        InfrastructureError: it raised an error, or did not return."""
         place = f"{self.setting}: {what}"
         try:
             return self.limits.call(place, lambda: function(*given, **named), {})
@@ -134,11 +122,7 @@ class UserClass:
             raise InfrastructureError(text) from error
 
     def number(self, value: Any) -> float:
-        """A reward as a number.
-
-        Raises:
-            InfrastructureError: It is no number, or not finite.
-        """
+        """A reward as a number. Raises InfrastructureError: it is no number, or not finite."""
         try:
             found = float(value)
         except (TypeError, ValueError) as error:

@@ -27,11 +27,8 @@ class HeldOut:
 
 
 def rows_of(benchmark: Benchmark) -> Iterable[Row]:
-    """The rows of its files, or those that its plug-in returns.
-
-    Raises:
-        UserError: A file cannot be read, or the plug-in returns no rows.
-    """
+    """The rows of its files, or those that its plug-in returns. Raises UserError: a file cannot be
+    read, or the plug-in returns no rows."""
     if benchmark.plugin is None:
         return read_rows(benchmark.paths)
     options = BENCHMARKS.options(benchmark.plugin).of(benchmark.options)
@@ -40,11 +37,8 @@ def rows_of(benchmark: Benchmark) -> Iterable[Row]:
 
 
 def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
-    """Read ``data.eval_paths`` and ``eval.benchmarks``, and log the report on their rows.
-
-    Raises:
-        UserError: As :func:`rlmath.data.load_problems`.
-    """
+    """Read ``data.eval_paths`` and ``eval.benchmarks``, and log the report on their rows. Raises
+    UserError: as :func:`rlmath.data.load_problems`."""
     found, benchmarks = [], benchmarks_of(config)
     uses_tools = any(one.tools for one in benchmarks)
     with_tools = prompt_tokenizer(config, tokenizer) if uses_tools else tokenizer

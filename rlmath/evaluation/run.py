@@ -64,7 +64,7 @@ def sample_and_grade(
         samples = itertools.chain(
             journal.samples.values(), journal.keep(_refuse_nan(pool, missing))
         )
-    # Its figures are not training's, of which groups may be graded now.
+    # Separate figures, since groups of training may be graded at the same time.
     rewards = sampling.rewards.for_evaluation()
     collect = sampling.collector.collect
     groups = collect(held_out.problems, samples, benchmark.samples, rewards).wait()

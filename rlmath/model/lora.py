@@ -36,23 +36,15 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class Lora:
-    """The adapters of a model.
+    """The adapters of a model."""
 
-    Attributes:
-        rank: Columns of ``B`` and rows of ``A``, at least 1.
-        alpha: The product is scaled by ``alpha / rank``.
-        targets: Some of ``model_targets``, in that order.
-        layers: Layer numbers from 0, ascending; ``None``: all.
-        init_from: PEFT folder of the initial adapters; ``None``: ``A`` is random and ``B`` is 0.
-        seed: Seed of the random ``A``.
-    """
-
-    rank: int
-    alpha: float
-    targets: tuple[str, ...]
-    layers: tuple[int, ...] | None = None
+    rank: int  # Columns of B and rows of A, at least 1.
+    alpha: float  # The product is scaled by alpha / rank.
+    targets: tuple[str, ...]  # Some of model_targets, in that order.
+    layers: tuple[int, ...] | None = None  # Layer numbers from 0, ascending; None: all.
+    # PEFT folder of the initial adapters; None: A is random and B is 0.
     init_from: str | None = None
-    seed: int = 0
+    seed: int = 0  # Seed of the random A.
 
     @property
     def scale(self) -> float:
@@ -71,11 +63,8 @@ class Lora:
 
 
 def rank_in_vllm(rank: int) -> int:
-    """The rank to which an engine pads adapters of this rank.
-
-    Raises:
-        ValueError: vLLM does not support this rank.
-    """
+    """The rank to which an engine pads adapters of this rank. Raises ValueError: vLLM does not
+    support this rank."""
     for possible in VLLM_RANKS:
         if rank <= possible:
             return possible

@@ -32,20 +32,13 @@ class Latent:
 
     Keys and values of all heads come from one narrow vector, and the rotated part of each key from
     a second one that all heads share.
-
-    Attributes:
-        query_rank: Width of the vector that queries come from.
-        kv_rank: Width of the vector that keys and values come from.
-        content_dim: Width of the part of a query or key head that is not rotated.
-        rotary_dim: Width of the rotated part.
-        value_dim: Width of a value head.
     """
 
-    query_rank: int
-    kv_rank: int
-    content_dim: int
-    rotary_dim: int
-    value_dim: int
+    query_rank: int  # Width of the vector that queries come from.
+    kv_rank: int  # Width of the vector that keys and values come from.
+    content_dim: int  # Width of the part of a query or key head that is not rotated.
+    rotary_dim: int  # Width of the rotated part.
+    value_dim: int  # Width of a value head.
 
 
 @dataclass(frozen=True)

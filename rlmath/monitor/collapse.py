@@ -134,11 +134,8 @@ class _Sharpening:
 
 
 class CollapseDetectors:
-    """All detectors of a run.
-
-    Args:
-        history: The run's steps so far, as in ``metrics.jsonl``; nothing fires for them.
-    """
+    """All detectors of a run. ``history``: the run's steps so far, as in ``metrics.jsonl``; nothing
+    fires for them."""
 
     def __init__(self, settings: CollapseConfig, history: Iterable[Mapping[str, Any]] = ()) -> None:
         baseline = settings.baseline_steps
@@ -185,16 +182,9 @@ def _action(settings: CollapseConfig, name: str) -> CollapseAction:
 def act(
     alarms: Sequence[Alarm], note: Callable[[int, str, str, str], None], warn: Callable[[str], None]
 ) -> None:
-    """Act on the alarms of a step, the most severe last.
-
-    Args:
-        note: Writes to ``decisions.jsonl``.
-        warn: Tells the terminal.
-
-    Raises:
-        Collapsed: One asks to stop.
-        RollBack: One asks to roll back, and none to stop; to before the earliest onset.
-    """
+    """Act on the alarms of a step, the most severe last. ``note``: writes to ``decisions.jsonl``.
+    ``warn``: tells the terminal. Raises Collapsed: one asks to stop; RollBack: one asks to roll
+    back, and none to stop; to before the earliest onset."""
     for alarm in alarms:
         note(alarm.step, f"collapse.{alarm.detector}", alarm.action.value, alarm.reason)
         if alarm.action is not CollapseAction.log:

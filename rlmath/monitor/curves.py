@@ -18,25 +18,20 @@ CURVES_FILE = "curves.png"
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        series: Tag and its name in the legend; those that a run lacks are left out.
-        least_range: Minimum range of the vertical axis, in its unit: noise must not look like a
-            signal.
-        least_share: The same as a share of the largest value.
-        error: By tag, the tag of its standard error, drawn as a band.
-        right: Tag, name and unit of a series with its own axis on the right.
-    """
+    """One pair of axes."""
 
     title: str
     unit: str
+    # Tag and its name in the legend; those that a run lacks are left out.
     series: tuple[tuple[str, str], ...]
     limits: tuple[float, float] | None = None
+    # Minimum range of the vertical axis, in its unit: noise must not look like a signal.
     least_range: float = 0.0
-    least_share: float = 0.0
+    least_share: float = 0.0  # The same as a share of the largest value.
+    # By tag, the tag of its standard error, drawn as a band.
     error: Mapping[str, str] = field(default_factory=dict)
     level: float | None = None
+    # Tag, name and unit of a series with its own axis on the right.
     right: tuple[str, str, str] | None = None
 
 
@@ -118,13 +113,8 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``; resumes are marked.
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
-    and the split of a step's seconds.
-
-    Args:
-        title: Text above the panels; ``None``: the folder's name.
-
-    Raises:
-        ValueError: No metric of any panel has been written yet.
+    and the split of a step's seconds. ``title``: text above the panels; ``None``: the folder's
+    name. Raises ValueError: no metric of any panel has been written yet.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

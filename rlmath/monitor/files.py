@@ -30,11 +30,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse to replace existing files, before a tool begins.
-
-    Raises:
-        UserError: The file exists.
-    """
+    """Refuse to replace existing files, before a tool begins. Raises UserError: the file exists."""
     for path in paths:
         if path.is_dir():
             raise UserError(f"{option}: {path} is a folder; give the name of a file")

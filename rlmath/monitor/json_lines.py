@@ -52,12 +52,8 @@ class LinesProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def write(self, path: Path, batches: Iterable[Rows]) -> None:
-        """See :func:`write_lines`; returns when the file is written.
-
-        Raises:
-            OSError: It cannot be written.
-            ProcessDied: The process was ended; the next file has another one.
-        """
+        """See :func:`write_lines`; returns when the file is written. Raises OSError: it cannot be
+        written; ProcessDied: the process was ended; the next file has another one."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:

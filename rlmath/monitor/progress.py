@@ -123,11 +123,7 @@ class ProgressDisplay:
             self._is_paused, self._phase_since = False, now
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print a finished step.
-
-        Args:
-            metrics: Metrics of the step; missing ones are not shown.
-        """
+        """Print a finished step. ``metrics``: metrics of the step; missing ones are not shown."""
         self._done = step
         self._ends.append(time.perf_counter())
         own = self._ends[-1] - self._ends[-2]
@@ -192,11 +188,8 @@ class ProgressDisplay:
 def step_line(
     step: int, total: int, metrics: Mapping[str, float], seconds: float, left: float
 ) -> str:
-    """A finished step in one line.
-
-    Args:
-        total: Number of the run's last step; 0: an evaluation, which has no steps.
-    """
+    """A finished step in one line. ``total``: number of the run's last step; 0: an evaluation,
+    which has no steps."""
     parts = [f"step {step:>{len(str(total))}}/{total}"] if total else []
     if metrics.get("sampling/requested_groups") == 0 and "rollout/rewards" not in metrics:
         parts.append(f"{metrics['sampling/trained_groups']:.0f} groups sampled before")

@@ -73,11 +73,8 @@ class RunFolder:
         return attempts(self.folder)
 
     def settings_of(self, step: int) -> Mapping[str, Any]:
-        """The settings of a step, nested as in YAML.
-
-        Raises:
-            UserError: The run has not noted any.
-        """
+        """The settings of a step, nested as in YAML. Raises UserError: the run has not noted
+        any."""
         if not self.attempts:
             raise UserError(f"{self.folder} has no {CONFIG_FILE}, so its settings are not known")
         return attempt_of(self.attempts, step).settings

@@ -79,10 +79,8 @@ class PhaseTimer:
     def finish_step(self) -> dict[str, float]:
         """``timing/<phase>`` in seconds for each phase since the last call, and start over.
 
-        ``timing/step`` is the whole, ``timing/other`` the time outside of phases.
-
-        Raises:
-            RuntimeError: A phase is still open.
+        ``timing/step`` is the whole, ``timing/other`` the time outside of phases. Raises
+        RuntimeError: a phase is still open.
         """
         if self._open:
             raise RuntimeError(f"the step ends within the phase {self._open[-1]!r}")

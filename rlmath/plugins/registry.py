@@ -46,15 +46,13 @@ class Registry(Generic[T, TraitsT]):
     def register(
         self, name: str, options: type[Options] = Options, traits: TraitsT | None = None
     ) -> Callable[[T], T]:
-        """Decorator that files a function under ``name``.
+        """Decorator that files a function under ``name``. Raises PluginError: the name is taken. A
+        file that is imported again replaces what it had.
 
         Args:
             name: Its name in the settings.
             options: Settings that it takes besides its inputs; it is passed one of these.
             traits: Properties that it declares; ``None``: the kind's defaults.
-
-        Raises:
-            PluginError: The name is taken. A file that is imported again replaces what it had.
         """
 
         def add(function: T) -> T:
@@ -67,11 +65,8 @@ class Registry(Generic[T, TraitsT]):
         return add
 
     def get(self, name: str) -> T:
-        """The function called ``name``.
-
-        Raises:
-            PluginError: No such name; the message lists the known ones.
-        """
+        """The function called ``name``. Raises PluginError: no such name; the message lists the
+        known ones."""
         return self._find(name).value
 
     def name(self, name: str) -> str:
@@ -80,19 +75,13 @@ class Registry(Generic[T, TraitsT]):
         return next(known for known, one in self._known.items() if one is found)
 
     def options(self, name: str) -> type[Options]:
-        """The options of the function called ``name``; without arguments the defaults.
-
-        Raises:
-            PluginError: There is no such name.
-        """
+        """The options of the function called ``name``; without arguments the defaults. Raises
+        PluginError: there is no such name."""
         return self._find(name).options
 
     def traits(self, name: str) -> TraitsT:
-        """Declared traits of the function called ``name``.
-
-        Raises:
-            PluginError: There is no such name.
-        """
+        """Declared traits of the function called ``name``. Raises PluginError: there is no such
+        name."""
         return self._find(name).traits
 
     def registration(self, value: T) -> tuple[str, type[Options], TraitsT] | None:

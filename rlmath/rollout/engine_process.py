@@ -21,14 +21,8 @@ from rlmath.engines.requests import EngineError, EngineSpec
 
 class EngineProcess:
     """The Ray actor of one engine. Once made it imports what it needs, and touches no GPU before
-    ``start``.
-
-    Args:
-        spec: How the engine is set up.
-        index: Its number in the pool.
-        place: Where it goes.
-        start_timeout_s: Seconds that it may take to start.
-    """
+    ``start``. ``index``: its number in the pool. ``start_timeout_s``: seconds that it may take to
+    start."""
 
     def __init__(
         self, spec: EngineSpec, index: int, place: EnginePlace, start_timeout_s: float

@@ -46,40 +46,24 @@ class EnvironmentFailed(UserError):
 
 @dataclass
 class _Stay:
-    """A sample's stay in the environment, over its turns.
+    """A sample's stay in the environment, over its turns."""
 
-    Attributes:
-        problem: The sample's.
-        episode: ``None``: to be begun.
-        answered: Number of the model's turns that it knows.
-        spent_s: Seconds that its answers took.
-        is_over: The sample has left the round; a later answer is dropped.
-    """
-
-    problem: Problem
-    episode: Episode | None = None
-    answered: int = 0
-    spent_s: float = 0.0
-    is_over: bool = False
+    problem: Problem  # The sample's.
+    episode: Episode | None = None  # None: to be begun.
+    answered: int = 0  # Number of the model's turns that it knows.
+    spent_s: float = 0.0  # Seconds that its answers took.
+    is_over: bool = False  # The sample has left the round; a later answer is dropped.
 
 
 @dataclass
 class _Asked:
-    """A turn that was given to the environment.
+    """A turn that was given to the environment."""
 
-    Attributes:
-        request: Its begun sample awaits the observation.
-        stay: The sample's.
-        since_s: When its answer began; ``None``: it waits for a thread.
-        outcome: The answered sample, if nobody waited for it.
-        is_late: Its thread was replaced.
-    """
-
-    request: Request
-    stay: _Stay
-    since_s: float | None = None
-    outcome: Sample | None = None
-    is_late: bool = False
+    request: Request  # Its begun sample awaits the observation.
+    stay: _Stay  # The sample's.
+    since_s: float | None = None  # When its answer began; None: it waits for a thread.
+    outcome: Sample | None = None  # The answered sample, if nobody waited for it.
+    is_late: bool = False  # Its thread was replaced.
 
     @property
     def begun(self) -> Sample:
@@ -89,15 +73,11 @@ class _Asked:
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Limits of a sample.
+    """Limits of a sample."""
 
-    Attributes:
-        max_turns: The model's turns; a sample whose last one still calls a tool is truncated.
-        wall_s: Seconds that all answers to a sample may take together; then it is truncated, and
-            the call is left behind.
-    """
-
-    max_turns: int
+    max_turns: int  # The model's turns; a sample whose last one still calls a tool is truncated.
+    # Seconds that all answers to a sample may take together; then it is truncated, and the call is
+    # left behind.
     wall_s: float
 
 
@@ -169,11 +149,7 @@ class Episodes:
 
     def outcomes(self, timeout_s: float = 0.0) -> list[tuple[Request, Sample]]:
         """Answered turns since the last call: each request with its sample, which is ``cut`` where
-        an engine is to continue it.
-
-        Args:
-            timeout_s: Longest wait for the first.
-        """
+        an engine is to continue it. ``timeout_s``: longest wait for the first."""
         found = []
         while True:
             try:

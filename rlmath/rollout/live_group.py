@@ -111,7 +111,6 @@ class LiveGroup:
         """Restore a group from :meth:`to_state`.
 
         Args:
-            state: The saved values.
             problem: The problem with the group's id, as the data has it now.
             wants_routes: As in ``Request``, for the continuing run.
             in_environment: As in ``requests_for``, for the continuing run.

@@ -52,26 +52,12 @@ class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
 
     Args:
-        spec: Settings of each engine.
-        num_engines: Number of engines.
         stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
         max_restarts: Restarts of engines that died or hung; after these ``generate`` raises.
-        start_timeout_s: Seconds that the engines may take to start.
         places: Place of each engine; none: anywhere.
         trainer: Sends the current weights to restarted engines. ``None``: the engines have only
             the model folder's weights.
         episodes: Answer the turns of requests that have a problem; ``None``: there are none.
-
-    Attributes:
-        has_weights_at_hand: Whether the trainer still has the current weights. While it updates
-            them, a restarted engine waits for the next weight sync.
-        restarts: Number of engine restarts so far.
-        generation: The present ``generate``, or the last one.
-        weights_version: Version of the current weights.
-        has_folder_weights: Whether these are the model folder's, with which an engine starts.
-            Version 0 can be others: adapters of another run.
-        verified_syncs: Number of weight syncs since an engine last started after which the engines'
-            weights were compared with the trainer's.
     """
 
     def __init__(
@@ -100,16 +86,22 @@ class RolloutPool:
         self._max_restarts = max_restarts
         self._apart = False
         self._trainer, self._episodes = trainer, episodes
+        # Whether the trainer still has the current weights. While it updates them, a restarted
+        # engine waits for the next weight sync.
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
-        self.restarts = 0
+        self.restarts = 0  # Number of engine restarts so far.
         # Reason of the last engine failure, if it came before the first token.
         self._early_reason = ""
         self._restarts_told = 0
         self._generating = False
-        self.generation: Generation | None = None
-        self.weights_version = 0
+        self.generation: Generation | None = None  # The present generate, or the last one.
+        self.weights_version = 0  # Version of the current weights.
+        # Whether these are the model folder's, with which an engine starts. Version 0 can be
+        # others: adapters of another run.
         self.has_folder_weights = spec.reads_weights
+        # Number of weight syncs since an engine last started after which the engines' weights were
+        # compared with the trainer's.
         self.verified_syncs = 0
 
     @property
@@ -133,11 +125,8 @@ class RolloutPool:
         return [] if self._episodes is None else self._episodes.waiting()
 
     def start(self) -> None:
-        """Start all engines, in parallel.
-
-        Raises:
-            EngineStartError: An engine could not start in time; none is left running.
-        """
+        """Start all engines, in parallel. Raises EngineStartError: an engine could not start in
+        time; none is left running."""
         self.launch()
         self.wait_until_ready()
 
@@ -154,11 +143,8 @@ class RolloutPool:
             engine.start()
 
     def wait_until_ready(self) -> None:
-        """Wait for the starts that ``launch`` began.
-
-        Raises:
-            EngineStartError: An engine could not start in time; none is left running.
-        """
+        """Wait for the starts that ``launch`` began. Raises EngineStartError: an engine could not
+        start in time; none is left running."""
         try:
             while starting := self.starting():
                 ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
@@ -232,11 +218,8 @@ class RolloutPool:
             self.has_weights_at_hand = False
 
     def set_version(self, version: int) -> None:
-        """Record an update that the trainer has sent, and check every engine's version.
-
-        Raises:
-            EngineError: An engine has another version.
-        """
+        """Record an update that the trainer has sent, and check every engine's version. Raises
+        EngineError: an engine has another version."""
         for index, found in enumerate(self.ask(Engine.weights_version)):
             if found != version:
                 raise EngineError(
@@ -253,11 +236,8 @@ class RolloutPool:
 
     def settle(self) -> None:
         """Wait for restarted engines and connect all engines, before new weights are sent; engines
-        that wait for weights get these.
-
-        Raises:
-            EngineError: An engine did not start, and no restarts are left.
-        """
+        that wait for weights get these. Raises EngineError: an engine did not start, and no
+        restarts are left."""
         while starting := self.starting():
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
             for index, error in self.bring_up_started(starting, ready):
@@ -290,11 +270,7 @@ class RolloutPool:
         self, method: Callable[Concatenate[Any, P], T], *arguments: P.args, **more: P.kwargs
     ) -> list[T]:
         """Results of a method of :class:`rlmath.engines.protocol.Engine`, such as
-        ``ask(Engine.gpus)``, on each engine.
-
-        Raises:
-            EngineError: An engine failed.
-        """
+        ``ask(Engine.gpus)``, on each engine. Raises EngineError: an engine failed."""
         name = method.__name__
         refs = [getattr(one.handle, name).remote(*arguments, **more) for one in self._engines]
         return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
@@ -354,8 +330,6 @@ class RolloutPool:
         """Restart an engine.
 
         Args:
-            index: Its number.
-            error: The failure.
             unfinished: Number of its unfinished requests.
 
         Raises:
@@ -392,15 +366,9 @@ class RolloutPool:
     def bring_up_started(
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
     ) -> list[tuple[int, EngineError]]:
-        """Send the current weights to restarted engines.
-
-        Args:
-            starting: The result of ``starting``.
-            ready: The answers that have arrived.
-
-        Returns:
-            Indices of engines that failed or took too long, and why.
-        """
+        """Send the current weights to restarted engines. ``starting``: the result of ``starting``.
+        ``ready``: the answers that have arrived. Returns indices of engines that failed or took too
+        long, and why."""
         failed = []
         for ref, engine in starting.items():
             try:

@@ -43,8 +43,6 @@ class Sampler:
     :meth:`stop` and :meth:`cancel`.
 
     Args:
-        config: Checked settings.
-        stream: The problems.
         at_least_groups: Fewest groups of a step.
         ledger: The run's ledger; ``None``: one in memory.
         journal: The run's journal; ``None``: a crash loses unfinished samples.
@@ -124,8 +122,6 @@ class Sampler:
 
         Args:
             step: The optimization step that trains the groups, from 1.
-            pool: The engines.
-            collector: The grading.
             while_grading: A context manager for the time in which engines are idle and grades are
                 awaited.
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
@@ -180,7 +176,6 @@ class Sampler:
 
         Args:
             step: The current step.
-            collector: The grading.
             while_grading: See :meth:`generate`.
             is_taken: Whether the step has its groups already.
         """

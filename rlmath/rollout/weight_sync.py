@@ -47,17 +47,11 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The extent of a comparison after a sync.
+    """The extent of a comparison after a sync."""
 
-    Attributes:
-        part: Slice of the weights; ``None``: all of them.
-        work: Work of the slice, as counted by ``Rotation``.
-        covers_all: Whether every tensor has been compared when this is done.
-    """
-
-    part: WeightSlice | None = None
-    work: float = 0.0
-    covers_all: bool = True
+    part: WeightSlice | None = None  # Slice of the weights; None: all of them.
+    work: float = 0.0  # Work of the slice, as counted by Rotation.
+    covers_all: bool = True  # Whether every tensor has been compared when this is done.
 
 
 class Verification:
@@ -73,9 +67,6 @@ class Verification:
             are also compared in the first three syncs of started or restarted engines.
         rotation: The slices; ``None``: all weights are compared each time, and with ``every`` of
             ``None`` as often as that takes 0.5 %.
-
-    Attributes:
-        compared_share: Share of the weights, by work, compared after the last sync.
     """
 
     def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
@@ -87,7 +78,7 @@ class Verification:
         self._full_s, self._overhead_s = 0.0, 0.0
         # Time that comparisons may still take.
         self._balance_s = 0.0
-        self.compared_share = 0.0
+        self.compared_share = 0.0  # Share of the weights, by work, compared after the last sync.
 
     def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
         """The comparison after the sync that begins at ``now_s``, if any."""
@@ -162,7 +153,6 @@ def sync_weights(
     Each engine resets its prefix cache before it reports the version.
 
     Args:
-        sender: The actor.
         pool: Its engines, without unfinished requests.
         version: Larger than the pool's, or the pool's with ``again``.
         verification: Schedule of comparisons of the engines' weights with the actor's; ``None``:
@@ -219,19 +209,12 @@ def compare_weights(
     sent: Mapping[str, int] | None = None,
     part: WeightSlice | None = None,
 ) -> int:
-    """Compare every engine's weights with the actor's.
+    """Compare every engine's weights with the actor's. Returns the number of tensors that were
+    compared. Raises WeightsError: an engine holds other weights; the tensors are named.
 
     Args:
-        sender: The actor.
-        pool: Its engines.
         sent: Fingerprints of the actor's weights; ``None``: they are taken now.
         part: Only this slice; ``None``: everything.
-
-    Returns:
-        The number of tensors that were compared.
-
-    Raises:
-        WeightsError: An engine holds other weights; the tensors are named.
     """
     sent = sender.weights_fingerprints(part) if sent is None else sent
     compared = 0

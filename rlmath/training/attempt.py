@@ -48,21 +48,15 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Training:
-    """Parts of the training loop. Made by :func:`open_run`.
+    """Parts of the training loop. Made by :func:`open_run`."""
 
-    Attributes:
-        parts: Parts of a step.
-        done: Steps done before this start.
-        begins: A new run, to which earlier steps in the folder do not belong.
-    """
-
-    parts: StepParts
+    parts: StepParts  # Parts of a step.
     sampler: Sampler
     saver: Saver
     detectors: CollapseDetectors
     held_out: Sequence[HeldOut]
-    done: int
-    begins: bool
+    done: int  # Steps done before this start.
+    begins: bool  # A new run, to which earlier steps in the folder do not belong.
 
     @property
     def config(self) -> Config:
@@ -76,11 +70,8 @@ class Training:
 
 
 def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
-    """Check a checkpoint before ranks and engines are started.
-
-    Raises:
-        UserError: The run cannot continue from it.
-    """
+    """Check a checkpoint before ranks and engines are started. Raises UserError: the run cannot
+    continue from it."""
     sampler = found.driver_state["sampler"]
     if (place := sampler.get("stream")) is not None:
         stream.load_state_dict(place)
@@ -90,18 +81,13 @@ def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Data of a run, and where it begins, before anything is started.
-
-    Attributes:
-        store: The run's checkpoints.
-        checkpoint: To begin with; ``None``: the model's own weights.
-    """
+    """Data of a run, and where it begins, before anything is started."""
 
     stream: Stream
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
-    store: CheckpointStore
-    checkpoint: Checkpoint | None
+    store: CheckpointStore  # The run's checkpoints.
+    checkpoint: Checkpoint | None  # To begin with; None: the model's own weights.
 
     @property
     def own_step(self) -> int:
@@ -112,11 +98,8 @@ class _Begin:
 
 
 def load_data(config: Config) -> _Begin:
-    """Read problems and the last checkpoint.
-
-    Raises:
-        UserError: The data, or the checkpoint with these settings, cannot be used.
-    """
+    """Read problems and the last checkpoint. Raises UserError: the data, or the checkpoint with
+    these settings, cannot be used."""
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
     stream, problems = open_problems(config, tokenizer)

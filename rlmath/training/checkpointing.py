@@ -84,7 +84,6 @@ class Saver:
 
     Args:
         store: Where to.
-        actor: The ranks.
         states: The driver's own parts.
         in_background: Write while training continues; :meth:`poll` has to be called regularly.
         leave_gpus: Called before a run that is cut short is saved: engines may hold memory that

@@ -69,28 +69,18 @@ class _LogProbs(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """The actor against itself with another rounding.
+    """The actor against itself with another rounding."""
 
-    Attributes:
-        excess: Mean of exp|difference|, minus 1.
-        max_abs: Largest |difference|, in nats.
-    """
-
-    excess: float
-    max_abs: float
+    excess: float  # Mean of exp|difference|, minus 1.
+    max_abs: float  # Largest |difference|, in nats.
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest allowed differences of engine and actor.
+    """Largest allowed differences of engine and actor."""
 
-    Attributes:
-        mean_exp_abs: Limit of the mean of exp|difference| over all tokens.
-        max_abs: Limit of the largest |difference| among the probe's tokens, in nats.
-    """
-
-    mean_exp_abs: float
-    max_abs: float
+    mean_exp_abs: float  # Limit of the mean of exp|difference| over all tokens.
+    max_abs: float  # Limit of the largest |difference| among the probe's tokens, in nats.
 
 
 def limits(config: Config, noise: Noise) -> Limits:
@@ -106,7 +96,8 @@ def limits(config: Config, noise: Noise) -> Limits:
 
 
 def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: int) -> list[int]:
-    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights.
+    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights. Returns
+    places among the ``N``, in their order; none if no sequence is of the present weights.
 
     Args:
         weights_versions: ``[N]`` int64, of the engines that sampled.
@@ -114,9 +105,6 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
         now: The actor's weights version.
         least: Sequences that the ranks need, one for each data-parallel rank. If fewer are of
             the present weights, others are added.
-
-    Returns:
-        Places among the ``N``, in their order; none if no sequence is of the present weights.
     """
     is_fresh = weights_versions == now
     fresh: list[int] = torch.nonzero(is_fresh).flatten().tolist()
@@ -135,10 +123,7 @@ def measure_noise(
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding, and in
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
-
-    Args:
-        quantized: Noise with the FP8 parts of the engines in addition.
-    """
+    ``quantized``: noise with the FP8 parts of the engines in addition."""
     usual, _ = actor.log_probs(batch)
     noisy, _ = actor.log_probs(batch, "quantized_noise" if quantized else "noise", seed)
     found = measure(usual, noisy).metrics()
@@ -147,23 +132,14 @@ def measure_noise(
 
 @dataclass(frozen=True)
 class _Seen:
-    """Differences in the samples of the present weights.
+    """Differences in the samples of the present weights."""
 
-    Attributes:
-        places: Sequences of the batch that were compared.
-        farthest: Farthest token of each; see ``Alignment.farthest``.
-        among: The probe's, as indices of ``places``.
-        worst: Index of the sequence with the farthest token of the present weights.
-        mean: Mean of exp|difference|.
-        largest: Largest |difference| of the probe, in nats.
-    """
-
-    places: Tensor
-    farthest: Tensor
-    among: Sequence[int]
-    worst: int
-    mean: float
-    largest: float
+    places: Tensor  # Sequences of the batch that were compared.
+    farthest: Tensor  # Farthest token of each; see Alignment.farthest.
+    among: Sequence[int]  # The probe's, as indices of places.
+    worst: int  # Index of the sequence with the farthest token of the present weights.
+    mean: float  # Mean of exp|difference|.
+    largest: float  # Largest |difference| of the probe, in nats.
 
     @classmethod
     def of(cls, run: Running, alignment: Alignment, sequences: Sequences) -> _Seen | None:
@@ -221,7 +197,8 @@ class Gate:
         step: int,
         updated: bool,
     ) -> dict[str, float]:
-        """Judge the samples of the present weights.
+        """Judge the samples of the present weights. Raises AlignmentError: the difference is above
+        the limits that the noise of this very step gives.
 
         Args:
             alignment: Log-prob comparison over some sequences, under the weights that sampled them.
@@ -232,10 +209,6 @@ class Gate:
             ``alignment/...``: the noise, and the difference as a multiple of it, at steps 1, 33,
             65 and so on. Other steps use what was measured before, which depends on where a run
             resumed, and curves do not. Of an MoE the tokens that took other experts, if there are.
-
-        Raises:
-            AlignmentError: The difference is above the limits that the noise of this very step
-                gives.
         """
         seen = _Seen.of(run, alignment, sequences)
         if seen is None:
@@ -295,11 +268,8 @@ class Gate:
         step: int,
         updated: bool,
     ) -> NoReturn:
-        """Say where the two differ, unless an earlier step's message did.
-
-        Raises:
-            AlignmentError: Always.
-        """
+        """Say where the two differ, unless an earlier step's message did. Raises AlignmentError:
+        always."""
         worst = seen.farthest[seen.worst]
         said += _worst(seen.sequence, worst)
         if not self._explains(step):

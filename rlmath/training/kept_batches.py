@@ -35,18 +35,12 @@ _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_pa
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A kept step.
-
-    Attributes:
-        kl_coef: KL coefficient of the step's update.
-        entropy_coef: The controller's before the step.
-        layout: Layout of the ranks that did the step, see :func:`described_layout`.
-    """
+    """A kept step."""
 
     batch: StepBatch
-    kl_coef: float
-    entropy_coef: float
-    layout: Mapping[str, Any]
+    kl_coef: float  # KL coefficient of the step's update.
+    entropy_coef: float  # The controller's before the step.
+    layout: Mapping[str, Any]  # Layout of the ranks that did the step, see described_layout.
 
 
 class KeptBatches:
@@ -73,11 +67,7 @@ class KeptBatches:
         self, step: int, batch: StepBatch, coefficients: Coefficients, run: RunningRanks
     ) -> None:
         """Write a step's batch in the background; waits for that of the step before.
-
-        Args:
-            coefficients: Before the step's update.
-            run: The ranks that do it.
-        """
+        ``coefficients``: before the step's update. ``run``: the ranks that do it."""
         if not self._keep_bytes:
             return
         self._finish()
@@ -136,12 +126,8 @@ class KeptBatches:
 
 
 def read_step(path: Path) -> KeptStep:
-    """A step's batch.
-
-    Raises:
-        BrokenFile: It is damaged.
-        OSError: It does not exist, or cannot be read.
-    """
+    """A step's batch. Raises BrokenFile: it is damaged; OSError: it does not exist, or cannot be
+    read."""
     header, arrays = read_arrays(path)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     totals, separate, takes_part = (tensors.pop(name) for name in (_TOTALS, _SEPARATE, _TAKES_PART))

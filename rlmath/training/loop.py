@@ -43,17 +43,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step that is done, logged and, where it was due, saved.
+    """A step that is done, logged and, where it was due, saved."""
 
-    Attributes:
-        number: Number of the step, from 1.
-        metrics: Its line of ``metrics.jsonl``.
-        groups: Groups that it trained on: problems with their graded samples.
-    """
-
-    number: int
-    metrics: Mapping[str, float]
-    groups: Sequence[Group]
+    number: int  # Number of the step, from 1.
+    metrics: Mapping[str, float]  # Its line of metrics.jsonl.
+    groups: Sequence[Group]  # Groups that it trained on: problems with their graded samples.
 
 
 @dataclass(frozen=True)
@@ -73,11 +67,7 @@ Ask = Callable[[Training], Any]
 
 
 def run(config: Config) -> int:
-    """Train as the settings say.
-
-    Returns:
-        The exit code.
-    """
+    """Train as the settings say. Returns the exit code."""
     for _ in steps(config):
         pass
     return 0
@@ -101,12 +91,8 @@ def steps(config: Config) -> Events:
 
 
 def train(config: Config, given: Config | None = None) -> Events:
-    """One start of a run, to its end; see :func:`steps`.
-
-    Args:
-        config: The current settings.
-        given: As the user gave them, before a restart changed some.
-    """
+    """One start of a run, to its end; see :func:`steps`. ``config``: the current settings.
+    ``given``: as the user gave them, before a restart changed some."""
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
         open_run(config) as training,
@@ -156,10 +142,7 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
 
 def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, float]]:
     """One step of the loop with its evaluation, its log line and, when it is due, its checkpoint.
-
-    Returns:
-        The step, and its line of ``metrics.jsonl``.
-    """
+    Returns the step, and its line of ``metrics.jsonl``."""
     runner, every = training.config.runner, training.config.eval.every
     last = step == runner.steps
     save_due = last or bool(runner.save_every and step % runner.save_every == 0)
@@ -201,11 +184,8 @@ def evaluate_held_out(training: Training, step: int) -> dict[str, float]:
 
 
 def export(training: Training, batch: TrainingBatch | None) -> None:
-    """Write the trained model, the summary and the model card.
-
-    Args:
-        batch: A few sequences for checking the exported model; ``None``: it is not checked.
-    """
+    """Write the trained model, the summary and the model card. ``batch``: a few sequences for
+    checking the exported model; ``None``: it is not checked."""
     config, run = training.config, training.parts.run
     run_dir = Path(config.runner.run_dir)
     # Nothing is sampled any more, and a GPU has no room for both.

@@ -68,15 +68,9 @@ _FRONT_MATTER = (
 
 
 def model_card(run_dir: Path, step: int | None = None) -> str:
-    """The card: recipe, data, results, from the run folder.
-
-    Args:
-        run_dir: A training run's folder.
-        step: Step of a checkpoint; ``None``: the run's end.
-
-    Raises:
-        UserError: It is no run's folder.
-    """
+    """The card: recipe, data, results, from the run folder. ``run_dir``: a training run's folder.
+    ``step``: step of a checkpoint; ``None``: the run's end. Raises UserError: it is no run's
+    folder."""
     from omegaconf import OmegaConf
 
     found = run_settings.attempts(run_dir)

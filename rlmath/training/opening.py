@@ -54,44 +54,28 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class RunningRanks:
-    """Megatron ranks that are ready.
+    """Megatron ranks that are ready."""
 
-    Attributes:
-        config: With the model's path resolved.
-        layout: Ranks and engines.
-    """
-
-    config: Config
-    layout: RunLayout
+    config: Config  # With the model's path resolved.
+    layout: RunLayout  # Ranks and engines.
     actor: ActorGroup
 
 
 @dataclass(frozen=True)
 class Running(RunningRanks):
-    """Ranks and engines that are ready, and connected.
+    """Ranks and engines that are ready, and connected."""
 
-    Attributes:
-        sampling: Engines and rewards.
-        teacher: Scores the samples; ``None``: there is none.
-    """
-
-    sampling: Sampling
-    teacher: TeacherScores | None = None
+    sampling: Sampling  # Engines and rewards.
+    teacher: TeacherScores | None = None  # Scores the samples; None: there is none.
 
 
 @contextlib.contextmanager
 def open_ranks(
     config: Config, settings: Callable[[Config, RunLayout], ActorSettings]
 ) -> Iterator[RunningRanks]:
-    """Start ranks alone.
-
-    Args:
-        config: Checked settings.
-        settings: Makes the ranks' settings from the configuration and the layout.
-
-    Raises:
-        UserError: The model, the cluster or the machine does not allow it.
-    """
+    """Start ranks alone. ``config``: checked settings. ``settings``: makes the ranks' settings from
+    the configuration and the layout. Raises UserError: the model, the cluster or the machine does
+    not allow it."""
     machine = _machine(config, trains=True)
     config, layout = machine.config, machine.layout
     with machine.place() as places:
@@ -106,15 +90,9 @@ def open_ranks(
 
 @contextlib.contextmanager
 def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[Sampling]:
-    """Start engines and rewards alone.
-
-    Args:
-        config: Checked settings.
-        problems: To be sampled: the rewards' parameters are checked against their columns.
-
-    Raises:
-        UserError: The model, the cluster or the machine does not allow it.
-    """
+    """Start engines and rewards alone. ``config``: checked settings. ``problems``: to be sampled:
+    the rewards' parameters are checked against their columns. Raises UserError: the model, the
+    cluster or the machine does not allow it."""
     machine = _machine(config, trains=False)
     config = machine.config
     with contextlib.ExitStack() as stack:
@@ -132,16 +110,13 @@ def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[S
 def open_training(
     config: Config, *, problems: Iterable[Problem] = (), engines_read: bool = True
 ) -> Iterator[Running]:
-    """Start the parts of reinforcement learning; see :func:`start` for the order.
+    """Start the parts of reinforcement learning; see :func:`start` for the order. Raises UserError:
+    the model, the cluster or the machine does not allow it.
 
     Args:
-        config: Checked settings.
         problems: To be sampled: the rewards' parameters are checked against their columns.
         engines_read: Engines read the model's weights; else the caller sends them all before they
             sample.
-
-    Raises:
-        UserError: The model, the cluster or the machine does not allow it.
     """
     distills = config.algorithm.distill_coef > 0
     machine = _machine(config, trains=True, distills=distills)

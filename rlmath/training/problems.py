@@ -26,13 +26,8 @@ def open_problems(
     config: Config, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Stream, Sequence[Problem]]:
     """The problems of ``data.source`` or ``data.train_paths``; prints the report on their rows.
-
-    Returns:
-        Their order, and all of them; of a data source the first.
-
-    Raises:
-        UserError: As :func:`rlmath.data.load_problems`.
-    """
+    Returns their order, and all of them; of a data source the first. Raises UserError: as
+    :func:`rlmath.data.load_problems`."""
     data, per_step = config.data, config.algorithm.prompts_per_step
     tokenizer = prompt_tokenizer(config, tokenizer)
     graded, needs_box = reads_golds(config.reward), expects_request(config)

@@ -19,14 +19,8 @@ _ABOUT = Path("actor", "about.json")
 
 def check_resumed_model(config: Config, path: Path) -> None:
     """Compare a training run's checkpoint with the settings; the ranks compare the rest.
-
-    Args:
-        config: Checked settings.
-        path: Folder of the checkpoint.
-
-    Raises:
-        UserError: It is of other weights than those that are trained, or has no value model.
-    """
+    ``config``: checked settings. ``path``: folder of the checkpoint. Raises UserError: it is of
+    other weights than those that are trained, or has no value model."""
     advantage = config.algorithm.advantage
     if needs_value_model(advantage) and not (path / VALUE_MODEL).is_dir():
         raise UserError(
@@ -39,11 +33,8 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
 
 def check_resumed_weights(config: Config, path: Path) -> None:
-    """Compare data type and adapters of a checkpoint with the settings.
-
-    Raises:
-        UserError: It is of other weights than those that are trained.
-    """
+    """Compare data type and adapters of a checkpoint with the settings. Raises UserError: it is of
+    other weights than those that are trained."""
     about = _about(path / _ABOUT)
     if about is None:  # The ranks report the error.
         return

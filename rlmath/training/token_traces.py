@@ -14,11 +14,7 @@ from rlmath.training.step_batch import StepBatch
 
 def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
     """The first sample of as many problems: of the same problems in every step that has them.
-
-    Args:
-        keys: ``PROBLEM/INDEX`` of each sequence of the step.
-        count: Number of problems.
-    """
+    ``keys``: ``PROBLEM/INDEX`` of each sequence of the step. ``count``: number of problems."""
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key.rpartition("/")[0], place)
@@ -28,11 +24,7 @@ def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
 def write_traces(
     config: Config, batch: StepBatch, traces: Sequence[TokenTrace], monitor: Monitor, step: int
 ) -> None:
-    """Write the ranks' traces to a file beside the step's samples.
-
-    Args:
-        batch: Batch of the step.
-    """
+    """Write the ranks' traces to a file beside the step's samples. ``batch``: batch of the step."""
     of_engine = config.algorithm.old_log_probs is OldLogProbs.engine
     versions = batch.sequences.weights_versions
     samples = [

@@ -16,13 +16,7 @@ from rlmath.model.spec import read_model_spec
 
 
 class ActorTrainer:
-    """A ``rlmath.rollout.pool.Trainer``.
-
-    Args:
-        config: Checked settings.
-        spec: Spec of the engines.
-        actor: The ranks.
-    """
+    """A ``rlmath.rollout.pool.Trainer``. ``spec``: spec of the engines."""
 
     def __init__(self, config: Config, spec: EngineSpec, actor: ActorGroup) -> None:
         self._config, self._spec, self._actor = config, spec, actor

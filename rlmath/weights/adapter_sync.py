@@ -23,9 +23,6 @@ class AdapterSource:
 
     Args:
         model_chunks: As for ``BucketGatherer``, with their adapters.
-        spec: The model spec.
-        parallel: This rank.
-        lora: The adapters.
         read: As for ``BucketGatherer``.
         bucket_size_mib: As for ``BucketGatherer``.
     """

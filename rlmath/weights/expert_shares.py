@@ -34,27 +34,16 @@ class ExpertShare:
         return held / num_experts / self.parts
 
     def of(self, run: Run, expert: int, size: int) -> Run | None:
-        """The part of a run of an expert's tensor that is in the share.
-
-        Args:
-            run: Rows of gate or up, or columns of down.
-            expert: Number of the expert.
-            size: Rows or columns of the whole tensor.
-        """
+        """The part of a run of an expert's tensor that is in the share. ``run``: rows of gate or
+        up, or columns of down. ``size``: rows or columns of the whole tensor."""
         if self.experts is not None and expert not in self.experts:
             return None
         each = size // self.parts
         return run.between(self.part * each, (self.part + 1) * each)
 
     def of_whole(self, name: str, dim: int, shape: Sequence[int], expert: int) -> Run | None:
-        """The part of an expert's tensor that is in the share.
-
-        Args:
-            name: The tensor.
-            dim: Dimension along which experts are split: 0 for gate and up, 1 for down.
-            shape: Shape of the whole tensor.
-            expert: Number of the expert.
-        """
+        """The part of an expert's tensor that is in the share. ``dim``: dimension along which
+        experts are split: 0 for gate and up, 1 for down. ``shape``: shape of the whole tensor."""
         return self.of(Run(name, dim, 0, tuple(shape)), expert, shape[dim])
 
 

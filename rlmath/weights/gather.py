@@ -88,8 +88,6 @@ class BucketGatherer:
 
     Args:
         model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped.
-        spec: The model spec.
-        parallel: This rank.
         bucket_size_mib: As in ``cut_into_buckets``.
         dtype: Type to send; ``None``: each parameter's own.
         read: Returns the values of a parameter that is not on the device, from host memory;

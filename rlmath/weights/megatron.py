@@ -52,7 +52,6 @@ def load_from_hf(
             it reload them (``reload_model_params``).
         folder: Folder with safetensors.
         spec: ``read_model_spec`` of that folder.
-        parallel: This rank.
 
     Raises:
         WeightsError: A tensor is missing, unknown, of another shape in the files or the model, or
@@ -109,8 +108,6 @@ def hf_tensors(
 
     Args:
         model_chunks: As for ``load_from_hf``.
-        spec: The model spec.
-        parallel: This rank.
         bucket_size_mib: Approximate total size of a bucket's whole tensors; a larger tensor is its
             own bucket.
         destination: Global rank that gets the tensors; ``None``: all ranks of the group.
@@ -140,7 +137,6 @@ def save_to_hf(
 
     Args:
         gatherer: Gathers the model's weights.
-        spec: The model spec.
         folder: Target; an older model there is replaced, other files in it are kept.
         source: Folder with config.json, generation_config.json and the tokenizer.
         shard_size_mib: Maximum size of a safetensors file.

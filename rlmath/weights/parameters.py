@@ -49,8 +49,6 @@ def local_parameters(
     Args:
         model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
             wrapped (DDP, Float16Module).
-        spec: The model spec.
-        parallel: This rank.
         skipped: ``id`` of parameters that are in no table, to leave out.
     """
     result: list[LocalParameter] = []

@@ -83,7 +83,6 @@ def write_adapters(
 
     Args:
         folder: Target; other files in it are kept.
-        lora: The adapters.
         base_model: As in :func:`adapter_config`.
         tensors: Tensors by the names of ``adapter_shapes``.
     """
@@ -188,14 +187,8 @@ def load_adapters(
     parameters: list[LocalParameter], folder: str | Path, lora: Lora, spec: ModelSpec
 ) -> None:
     """Fill this rank's adapters from a PEFT folder. Needs no communication. Raises WeightsError: it
-    does not fit, cannot be read, or has NaN or infinity.
-
-    Args:
-        parameters: From ``local_adapters``.
-        folder: Folder written by PEFT or by :func:`write_adapters`.
-        lora: The adapters.
-        spec: The model spec.
-    """
+    does not fit, cannot be read, or has NaN or infinity. ``parameters``: from ``local_adapters``.
+    ``folder``: folder written by PEFT or by :func:`write_adapters`."""
     check_adapters(folder, lora, spec)
     with _open(folder) as file:
         for parameter in parameters:

@@ -100,7 +100,6 @@ def plan_weights(
     the arithmetic; UserError: the layout does not fit the model's layers.
 
     Args:
-        spec: The model spec.
         actor: Layout of the trainer's ranks; copies of the model do not matter.
         engine: Layout of the engine's ranks. With expert parallelism each has whole experts,
             otherwise a slice of each.

@@ -55,8 +55,6 @@ class TensorPrints:
 
     Args:
         chunks: Model chunks of this rank's stage.
-        spec: The model spec.
-        parallel: This rank.
         optimizer: Megatron's optimizer of the chunks.
         adapters: The trained adapters; ``None``: the model is trained.
         head: Parameters that are in no table, by name; no rank has only a part of one.

@@ -1,4 +1,4 @@
-"""What ``te_layers_program`` has to find, whether Transformer Engine is its stand-in or itself."""
+"""What ``te_layers_program`` has to find, whether Transformer Engine is its fake or itself."""
 
 _DENSE = {
     "input_layernorm": "IdentityOp",

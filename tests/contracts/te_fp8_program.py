@@ -1,5 +1,5 @@
 """Takes a stage of a model through forward and backward passes in FP8 on Transformer Engine's
-stand-in, and prints what its products saw, as JSON. For a separate process.
+fake, and prints what its products saw, as JSON. For a separate process.
 
     python -m tests.contracts.te_fp8_program
 """

@@ -189,6 +189,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
-    """Let this process import the stand-in. Before Megatron is imported."""
+    """Let this process import the fake. Before Megatron is imported."""
     assert not any(name.startswith("megatron") for name in sys.modules)
     sys.meta_path.insert(0, _Finder())

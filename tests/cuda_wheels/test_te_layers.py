@@ -1,6 +1,6 @@
 """Transformer Engine itself in the models, on meta tensors, and what is read in its source.
 
-What the extension of Megatron builds of its stand-in is asserted in the plain suite
+What the extension of Megatron builds of its fake is asserted in the plain suite
 (``tests/contracts/test_transformer_engine.py``); here the same is asserted of the real one.
 """
 

@@ -42,7 +42,7 @@ def late_gathers():
 
 @torch.no_grad()
 def set_under_way(gather):
-    """Have complete parameters be under way again: what other ranks have is 0 until it is waited
+    """Have complete parameters be pending again: the parts of other ranks are 0 until it is waited
     for."""
     for group in gather._groups:
         assert group.param_gather_handle is None

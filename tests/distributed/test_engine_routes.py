@@ -97,7 +97,7 @@ class Run:
         actor.settings = dataclasses.replace(
             actor.settings, reference=dataclasses.replace(actor.settings.reference, kind="frozen")
         )
-        actor.reference = [p.detach().clone() for p in actor._trained()]
+        actor.reference = [p.detach().clone() for p in actor._trainable_parameters()]
         reference = actor.shard_log_probs(shard, "reference")
         found = actor.update_shard(shard, update)
         return Step(

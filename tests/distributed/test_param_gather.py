@@ -342,7 +342,7 @@ def load_small(*given):
 
 
 def test_a_checkpoint_resumes_bit_by_bit_without_it_too(ranks, models, tmp_path):
-    """It is saved with gathers under way."""
+    """It is saved with gathers running."""
     layout, changes = Layout(1, 1, 2), changes_of(True, model=SETTINGS, overlap_gradients=True)
     overlapped = {**changes, "overlap_param_gather": True}
     straight = []

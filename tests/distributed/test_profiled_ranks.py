@@ -101,7 +101,7 @@ with ray_session(ClusterConfig(object_store_mib=80)):
 
 
 def test_ray_starts_a_process_under_nsys_with_this_python(tmp_path):
-    """With a stand-in for nsys; the real one needs a GPU to record."""
+    """With a fake for nsys; the real one needs a GPU to record."""
     tool = tmp_path / "nsys"
     tool.write_text(NSYS)
     tool.chmod(0o755)

@@ -117,7 +117,7 @@ def test_values_and_updates_are_the_same_on_every_layout(
 
 
 def run_worker(layout, platform, model, batch, folder, save):
-    """The worker's own save in the background, with training going on, or its load."""
+    """The worker's own save in the background, with training continuing, or its load."""
     worker = ActorWorker.__new__(ActorWorker)
     worker._peaks = {}
     worker.actor = build_policy(layout, platform, model)

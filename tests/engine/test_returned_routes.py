@@ -97,7 +97,7 @@ def check(model, requests, samples, first=0):
 
 
 def differences(model, requests, samples, takes_other):
-    """The largest between the engine's log-probs and this model's with the samples' routes.
+    """The largest between the rollout log-probs and this model's with the samples' routes.
 
     Args:
         takes_other: Where experts tie, the model takes the other one of the two.

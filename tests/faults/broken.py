@@ -171,7 +171,7 @@ class Run:
         return code
 
     def ended(self):
-        """Wait until it has ended on its own, and see that it leaves nothing.
+        """Wait until it has ended alone, and see that it leaves nothing.
 
         Returns:
             Its exit code.

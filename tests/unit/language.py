@@ -119,9 +119,11 @@ def found_in(path):
 
 
 def files():
-    """The package's files, but for the grader's tables of words."""
+    """Files of the package and its tools, except the grader's tables of words."""
+    folders = ("rlmath", "benchmarks", "launchers", "ray_utils", "toolkits")
     return [
         path
-        for path in sorted((ROOT / "rlmath").rglob("*.py"))
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
         if path.name not in ("wording.py", "language_tables.py")
     ]

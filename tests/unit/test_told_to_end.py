@@ -86,7 +86,7 @@ def executable(path, text):
 
 @pytest.fixture
 def environment(tmp_path):
-    """Of a run whose Ray and driver are stand-ins, in a separate clone."""
+    """Of a run whose Ray and driver are fakes, in a separate clone."""
     for name in ("launchers", "ray_utils"):
         shutil.copytree(ROOT / name, tmp_path / "clone" / name)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -135,7 +135,7 @@ def start(tmp_path, environment, *command):
 
 @pytest.fixture
 def tidy(tmp_path):
-    """No stand-in outlives a test that fails."""
+    """No fake outlives a test that fails."""
     yield
     pids = tmp_path / "pids"
     for pid in pids.read_text().split() if pids.exists() else []:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 API_PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
-# What a script may import: the names in ``__all__`` of these modules.
+# Names that a script may import: those in ``__all__`` of these modules.
 LIBRARY = (
     "rlmath.algorithms.losses",
     "rlmath.algorithms.advantages",

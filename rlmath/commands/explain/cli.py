@@ -35,11 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the causes of the change. Returns the exit code.
-
-    Raises:
-        UserError: There is no run, or a window has no samples.
-    """
+    """Print the causes of the change. Returns the exit code. Raises UserError: there is no run, or
+    a window has no samples."""
     later: range = options.steps
     earlier: range = options.against or range(max(0, later.start - len(later)), later.start)
     if options.against is None and earlier.stop <= 1:

@@ -17,36 +17,24 @@ _VERDICTS = ("correct", "wrong")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample of a window.
+    """A sample of a window."""
 
-    Attributes:
-        address: ``STEP/PROBLEM/INDEX``.
-        group: Step and problem, the unit of resampling.
-        correct: ``None`` where there is no verdict.
-        reward: ``None`` where nothing could score it.
-        parts: The reward's weighted components by name; they add up to it.
-    """
-
-    address: str
+    address: str  # STEP/PROBLEM/INDEX.
     problem: str
-    group: tuple[int, str]
+    group: tuple[int, str]  # Step and problem, the unit of resampling.
     source: str
     dropped: bool
     truncated: bool
     no_answer: bool
     status: str
-    correct: bool | None
+    correct: bool | None  # None where there is no verdict.
     tokens: int
-    reward: float | None
-    parts: Mapping[str, float]
+    reward: float | None  # None where nothing could score it.
+    parts: Mapping[str, float]  # The reward's weighted components by name; they add up to it.
 
 
 def read_window(run: RunFolder, steps: range) -> list[Outcome]:
-    """The training samples of these steps.
-
-    Raises:
-        UserError: There are none.
-    """
+    """The training samples of these steps. Raises UserError: there are none."""
     found: list[Outcome] = []
     for step, file in run.training_steps.items():
         if step in steps:
@@ -79,12 +67,8 @@ def _outcome(row: Row, step: int, settings: Mapping[str, Any]) -> Outcome:
 
 
 def reward_parts(row: Row, settings: Mapping[str, Any]) -> dict[str, float]:
-    """The weighted components of a sample's reward, by name; they add up to it.
-
-    Args:
-        row: A sample that has a reward.
-        settings: Settings when it was sampled, nested as in YAML.
-    """
+    """The weighted components of a sample's reward, by name; they add up to it. ``row``: a sample
+    that has a reward. ``settings``: settings when it was sampled, nested as in YAML."""
     total, rewards = float(row["reward"]), row.get("rewards") or {}
     items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []
     weights = [float(item.get("weight", 1.0)) for item in items]

@@ -83,41 +83,29 @@ class Cause:
 
 @dataclass(frozen=True)
 class Moved:
-    """A group of the later window and its contribution to the change.
+    """A group of the later window and its contribution to the change."""
 
-    Attributes:
-        addresses: ``STEP/PROBLEM/INDEX`` of its samples.
-        before: Mean of the earlier window on the same stratum, or of all if it had none.
-    """
-
-    addresses: list[str]
-    before: float
+    addresses: list[str]  # STEP/PROBLEM/INDEX of its samples.
+    before: float  # Mean of the earlier window on the same stratum, or of all if it had none.
     now: float
     part: float
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A change and its causes.
-
-    Attributes:
-        samples: Samples that count in each window.
-        shared_samples: Share of all samples that belong to these problems.
-        causes: Largest first; the shares add up to ``after - before``.
-        moved: Groups that moved the mean most in the direction of the change.
-        difficulty: Where no problem was sampled in both windows: shares of both windows' groups by
-            how many of their verdicts are right.
-    """
+    """A change and its causes."""
 
     metric: Metric
     before: float
     after: float
     standard_error: float
-    samples: tuple[int, int]
+    samples: tuple[int, int]  # Samples that count in each window.
     shared_problems: int
-    shared_samples: float
-    causes: list[Cause]
-    moved: list[Moved]
+    shared_samples: float  # Share of all samples that belong to these problems.
+    causes: list[Cause]  # Largest first; the shares add up to after - before.
+    moved: list[Moved]  # Groups that moved the mean most in the direction of the change.
+    # Where no problem was sampled in both windows: shares of both windows' groups by how many of
+    # their verdicts are right.
     difficulty: dict[str, tuple[float, float]]
 
     @property
@@ -133,14 +121,9 @@ def explain(
     trained_only: bool = False,
     replicates: int = REPLICATES,
 ) -> Explanation:
-    """Split the change of a mean; see the module's docstring.
-
-    Args:
-        trained_only: Groups that the filter dropped do not count, and the filter is a cause.
-
-    Raises:
-        UserError: No sample of a window counts.
-    """
+    """Split the change of a mean; see the module's docstring. ``trained_only``: groups that the
+    filter dropped do not count, and the filter is a cause. Raises UserError: no sample of a window
+    counts."""
     table = _Table(before, after, metric, trained_only)
     ones = np.ones(len(before) + len(after))
     means, shares = table.shares(ones)
@@ -186,12 +169,7 @@ def _difficulty(
 
 
 class _Table:
-    """The samples of both windows as paths.
-
-    Attributes:
-        names: Names of the causes, in the order of the shares: the chain, then components.
-        counts: ``[N]``, whether a sample counts.
-    """
+    """The samples of both windows as paths."""
 
     def __init__(
         self,
@@ -213,11 +191,12 @@ class _Table:
         self._values, parts = _values(self._all, metric, lengths)
         self._scored = ~np.isnan(self._values)
         kept = [not (trained_only and one.dropped) for one in self._all]
-        self.counts = self._scored & np.array(kept)
+        self.counts = self._scored & np.array(kept)  # [N], whether a sample counts.
         for window, rows in (("earlier", ~self._later), ("later", self._later)):
             if not self.counts[rows].any():
                 what = {"reward": "a reward", "accuracy": "a verdict"}.get(metric, "a length")
                 raise UserError(f"no sample of the {window} window has {what} and counts")
+        # Names of the causes, in the order of the shares: the chain, then components.
         self.names = [*CHAIN, *parts]
         self._parts = np.stack([np.where(self.counts, part, 0.0) for part in parts.values()])
         edges = np.quantile(lengths, np.arange(1, _BINS) / _BINS)
@@ -316,10 +295,7 @@ class _Table:
     ) -> list[NDArray[np.float64]]:
         """The mean of ``values`` on each path in both windows, weighted by those of the windows: of
         the path, else of paths with the same events in the window, else of the other window.
-
-        Args:
-            level: -1: of paths; -2: of outcomes, without lengths.
-        """
+        ``level``: -1: of paths; -2: of outcomes, without lengths."""
         by_path = [_mean(self._nodes[level], values, w) for w in weights]
         alike = [_mean(self._alike[level], values, w) for w in weights]
         result = []
@@ -373,11 +349,8 @@ def _values(
 
 
 def _shapley(found: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Shapley values of the chain's causes, then of the components.
-
-    Args:
-        found: ``[2**n, 2, K]``, a component's part of the mean with the causes of a mask and its
-            own values from the later window.
+    """Shapley values of the chain's causes, then of the components. ``found``: ``[2**n, 2, K]``, a
+    component's part of the mean with the causes of a mask and its own values from the later window.
     """
     players = n + 1  # Of a component's game: the chain and its own values.
     masks = np.arange(1 << n)

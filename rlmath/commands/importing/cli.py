@@ -34,11 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the experiment, and print settings without a counterpart and differences.
-
-    Raises:
-        UserError: The file cannot be read, or the experiment exists already.
-    """
+    """Write the experiment, and print settings without a counterpart and differences. Raises
+    UserError: the file cannot be read, or the experiment exists already."""
     name, values, unread = read(options.file, options.gpus)
     framework = FRAMEWORKS[name]
     found = translate(framework, values, options.rows)

@@ -26,27 +26,21 @@ _DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 
 @dataclass(frozen=True)
 class Fact:
-    """A setting of theirs.
+    """A setting of theirs."""
 
-    Attributes:
-        theirs: Its key. Names that other versions have for it follow, and patterns such as
-            ``rollout.trace.*`` for settings that are treated alike.
-        ours: Setting here; several are separated by spaces. Empty: none.
-        default: Theirs.
-        values: Their values and ours; a value that is not listed has no counterpart.
-        convert: Settings here, from all of theirs; given what a value alone does not say.
-        note: For the page, and what to do where there is no counterpart. A function is also called
-            to say how the meaning differs in a run; its docstring is for the page.
-        harmless: Has no counterpart and no effect on learning.
-    """
-
+    # Its key. Names that other versions have for it follow, and patterns such as rollout.trace.*
+    # for settings that are treated alike.
     theirs: str
-    ours: str = ""
-    default: Any = None
+    ours: str = ""  # Setting here; several are separated by spaces. Empty: none.
+    default: Any = None  # Theirs.
+    # Their values and ours; a value that is not listed has no counterpart.
     values: Mapping[Any, Any] | None = None
+    # Settings here, from all of theirs; given what a value alone does not say.
     convert: Callable[[Given], Settings] | None = None
+    # For the page, and what to do where there is no counterpart. A function is also called to say
+    # how the meaning differs in a run; its docstring is for the page.
     note: str | Callable[[Given], str] = ""
-    harmless: bool = False
+    harmless: bool = False  # Has no counterpart and no effect on learning.
 
     @property
     def key(self) -> str:
@@ -55,20 +49,15 @@ class Fact:
 
 @dataclass(frozen=True)
 class Framework:
-    """Another framework.
-
-    Attributes:
-        version: The framework's version that the table describes.
-        always: Differences that no setting of theirs selects.
-        base: Settings here that no setting of theirs is the source of.
-        run_length: Their settings that bound a run of epochs over N rows.
-    """
+    """Another framework."""
 
     name: str
-    version: str
+    version: str  # The framework's version that the table describes.
     facts: tuple[Fact, ...]
-    always: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()  # Differences that no setting of theirs selects.
+    # Settings here that no setting of theirs is the source of.
     base: Mapping[str, Any] = field(default_factory=dict)
+    # Their settings that bound a run of epochs over N rows.
     run_length: Callable[[Given, int], Settings] | None = None
 
 
@@ -168,11 +157,7 @@ class Given:
         return self._rows.get(name) or row
 
     def number(self, key: str) -> float:
-        """A setting that is a number.
-
-        Raises:
-            UserError: It is none.
-        """
+        """A setting that is a number. Raises UserError: it is none."""
         try:
             return float(self[key])
         except (TypeError, ValueError):
@@ -189,29 +174,21 @@ class Given:
 
 @dataclass
 class Imported:
-    """The result of a translation.
+    """The result of a translation."""
 
-    Attributes:
-        settings: Here, by key.
-        without: Settings of theirs that have no counterpart: key, value, and what to do.
-        differs: Notes on settings whose meaning is different here.
-    """
-
-    settings: Settings = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)  # Here, by key.
+    # Settings of theirs that have no counterpart: key, value, and what to do.
     without: list[tuple[str, Any, str]] = field(default_factory=list)
+    # Notes on settings whose meaning is different here.
     differs: list[str] = field(default_factory=list)
 
 
 def translate(framework: Framework, values: Mapping[str, Any], rows: int | None = None) -> Imported:
     """An experiment's settings from another framework's.
 
-    Their defaults count as given, since ours differ.
-
-    Args:
-        rows: Number of training rows, which turns epochs into steps; ``None``: not known.
-
-    Raises:
-        UserError: A value that is no number, or batch sizes that do not divide.
+    Their defaults count as given, since ours differ. ``rows``: number of training rows, which turns
+    epochs into steps; ``None``: not known. Raises UserError: a value that is no number, or batch
+    sizes that do not divide.
     """
     given = Given(framework, values)
     if rows is not None and framework.run_length is not None:

@@ -54,11 +54,8 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) ->
 
     Of latent attention (Megatron's ``MLASelfAttention``): both latent vectors as they are gathered,
     whole on each rank, and after their norms; queries and keys, each put together of two parts;
-    values; the output.
-
-    Returns:
-        The mean over the stage's layers, or the model's, without what ``actor.recompute_modules``
-        drops.
+    values; the output. Returns the mean over the stage's layers, or the model's, without what
+    ``actor.recompute_modules`` drops.
     """
     parts, moe = _module_bytes(spec, actor), _moe_share(spec, actor.layout, stage)
     dropped = sum(_share(moe, name) * parts[name] for name in actor.recompute_modules)
@@ -170,11 +167,8 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
 
 
 def feed_forward_width(spec: ModelSpec, moe: float | None = None) -> int:
-    """Widest vector of a token in one layer's feed-forward.
-
-    Args:
-        moe: MoE layers among the layers that count; ``None``: all of the model's.
-    """
+    """Widest vector of a token in one layer's feed-forward. ``moe``: MoE layers among the layers
+    that count; ``None``: all of the model's."""
     if moe is None:
         moe = spec.moe_layers / spec.layers
     dense = spec.ffn if moe < 1 else 0

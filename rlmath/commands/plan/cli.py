@@ -113,11 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
-    """Print the layouts that fit.
-
-    Raises:
-        UserError: None does, or the question makes no sense.
-    """
+    """Print the layouts that fit. Raises UserError: none does, or the question makes no sense."""
     request, plans = plans_or_advice(request_of(arguments, given))
     settings = overrides(request, plans[0])
     config, layout = check_settings(request, settings)
@@ -135,11 +131,8 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
 
 
 def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
-    """The request that settings and options make.
-
-    Raises:
-        UserError: There is no such model, a length is larger than what holds it, or settings do not
-            fit each other, the model or the card.
+    """The request that settings and options make. Raises UserError: there is no such model, a
+    length is larger than what holds it, or settings do not fit each other, the model or the card.
     """
     config = given.config
     path, spec = read_plan_model(arguments, given.get("model.path"))

@@ -68,30 +68,20 @@ SMALL_PARAMETERS = 3.5e9
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout that fits: actor and engines take turns on all GPUs.
-
-    Attributes:
-        engine_tp: Tensor-parallel ranks of an engine.
-        engine_share: ``rollout.gpu_memory_utilization``.
-        max_running: ``rollout.max_running_sequences``.
-        running: Sequences that an engine runs at once, on average.
-        phases: Memory of the fullest GPU in each phase.
-        tail_s: Seconds of sampling after the mean response.
-        host_bytes: Host memory that the ranks of a node take at most for tensors.
-    """
+    """A layout that fits: actor and engines take turns on all GPUs."""
 
     actor: ActorShape
     step: Step
-    engine_tp: int
+    engine_tp: int  # Tensor-parallel ranks of an engine.
     engines: int
-    engine_share: float
+    engine_share: float  # rollout.gpu_memory_utilization.
     cache_tokens: int
-    max_running: int
-    running: int
-    phases: tuple[Phase, ...]
+    max_running: int  # rollout.max_running_sequences.
+    running: int  # Sequences that an engine runs at once, on average.
+    phases: tuple[Phase, ...]  # Memory of the fullest GPU in each phase.
     seconds: dict[str, float]
-    tail_s: float
-    host_bytes: float
+    tail_s: float  # Seconds of sampling after the mean response.
+    host_bytes: float  # Host memory that the ranks of a node take at most for tensors.
 
     @property
     def step_s(self) -> float:
@@ -129,11 +119,8 @@ class Plan:
 
 def with_least_offload(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
     """Every layout that fits, with the least offload that it needs, and the request with
-    that ``offload`` and ``offload_in_backward``.
-
-    Raises:
-        UserError: Nothing fits; see :func:`find_plans`.
-    """
+    that ``offload`` and ``offload_in_backward``. Raises UserError: nothing fits; see
+    :func:`find_plans`."""
     error: UserError | None = None
     for offload, in_backward in _offloads(request.given):
         moved = {"actor.offload": offload} if offload is not Offload.none else {}
@@ -161,11 +148,8 @@ def _offloads(given: Given) -> Iterator[tuple[Offload, bool]]:
 
 
 def find_plans(request: PlanRequest) -> list[Plan]:
-    """Every layout that fits, the fastest first; see :func:`_order`.
-
-    Raises:
-        UserError: None does; the message has the reason of each kind, nearest miss first.
-    """
+    """Every layout that fits, the fastest first; see :func:`_order`. Raises UserError: none does;
+    the message has the reason of each kind, nearest miss first."""
     plans: list[Plan] = []
     misses: list[_Miss] = []
     for actor, step in _actor_splits(request):
@@ -434,11 +418,8 @@ def _with_joined_micro_batches(
 
 
 def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:
-    """The largest micro-batch that fits when every layer is recomputed.
-
-    Args:
-        unit: The result is a multiple of it, or the present length.
-    """
+    """The largest micro-batch that fits when every layer is recomputed. ``unit``: the result is a
+    multiple of it, or the present length."""
     spec, actor = request.spec, plan.actor
     per_stage = max(actor.layout.stage_sizes(spec.layers))
 

@@ -52,52 +52,34 @@ FREE_SHARE = MEASURED["free_share"]
 
 @dataclass(frozen=True)
 class Step:
-    """Properties of a step that the actor's memory depends on, beside the layout.
+    """Properties of a step that the actor's memory depends on, beside the layout."""
 
-    Attributes:
-        microbatches: Micro-batches of an optimizer step on a data-parallel rank.
-        reference: A reference model, which the host keeps, changes places with the model's weights.
-        value_model: A value model is trained in the same processes.
-        lm_head_float32: The output layer multiplies in float32.
-        whole_logits: All logits of a micro-batch are in memory at once.
-        triton_logits: Kernels take their softmax (``actor.logits=triton``).
-        offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
-        offload_in_backward: The optimizer's state is on the GPU for its steps alone.
-        quantized: Engines have the matrices of layers in FP8.
-        replayed_tokens: Tokens of a data-parallel rank's share whose routes the host keeps
-            (``actor.routing_replay``); 0: none.
-        sampled_routes: Samples carry routes as well (``actor.routing_replay=engine``).
-    """
-
-    microbatches: int
+    microbatches: int  # Micro-batches of an optimizer step on a data-parallel rank.
     longest_tokens: int
     bucket_bytes: int = BUCKET_MIB * MIB
+    # A reference model, which the host keeps, changes places with the model's weights.
     reference: bool = False
-    value_model: bool = False
-    lm_head_float32: bool = False
-    whole_logits: bool = False
-    triton_logits: bool = False
-    offload: str = "none"
-    offload_in_backward: bool = False
+    value_model: bool = False  # A value model is trained in the same processes.
+    lm_head_float32: bool = False  # The output layer multiplies in float32.
+    whole_logits: bool = False  # All logits of a micro-batch are in memory at once.
+    triton_logits: bool = False  # Kernels take their softmax (actor.logits=triton).
+    offload: str = "none"  # none, optimizer or all: what goes to host memory while engines sample.
+    offload_in_backward: bool = False  # The optimizer's state is on the GPU for its steps alone.
     minibatches: int = 1
+    # Tokens of a data-parallel rank's share whose routes the host keeps (actor.routing_replay); 0:
+    # none.
     replayed_tokens: int = 0
-    sampled_routes: bool = False
-    quantized: bool = False
+    sampled_routes: bool = False  # Samples carry routes as well (actor.routing_replay=engine).
+    quantized: bool = False  # Engines have the matrices of layers in FP8.
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """A model's state on a rank.
+    """A model's state on a rank."""
 
-    Attributes:
-        weights: In bfloat16.
-        gradients: In float32.
-        optimizer: Float32 main parameters and Adam's moments, shared by the copies.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
+    weights: float  # In bfloat16.
+    gradients: float  # In float32.
+    optimizer: float  # Float32 main parameters and Adam's moments, shared by the copies.
 
     @property
     def whole(self) -> float:

@@ -28,25 +28,17 @@ ALL_REDUCES_PER_LAYER = 2
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a step.
-
-    Attributes:
-        prompt_tokens: Longest prompt, as the length of all.
-        response_tokens: Longest response.
-        calls: Mean calls of tools in a response.
-        call_s: Mean seconds of a call.
-        parallel_calls: Calls at once.
-    """
+    """The work of a step."""
 
     prompts: int
     group_size: int
     minibatches: int
-    prompt_tokens: int
-    response_tokens: int
+    prompt_tokens: int  # Longest prompt, as the length of all.
+    response_tokens: int  # Longest response.
     mean_response_tokens: int
-    calls: float = 0.0
-    call_s: float = 0.0
-    parallel_calls: int = 1
+    calls: float = 0.0  # Mean calls of tools in a response.
+    call_s: float = 0.0  # Mean seconds of a call.
+    parallel_calls: int = 1  # Calls at once.
 
     @property
     def sequences(self) -> int:
@@ -70,10 +62,8 @@ def forward_flops(spec: ModelSpec, sequence_tokens: float, cost: float = 1.0) ->
 
     Two for each weight of a matrix, the output layer among them, and causal attention: two products
     of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
-    queries, a gated feed-forward and a causal mask.
-
-    Args:
-        cost: Relative cost of an operation of a layer's matrices, see ``fp8.py``.
+    queries, a gated feed-forward and a causal mask. ``cost``: relative cost of an operation of a
+    layer's matrices, see ``fp8.py``.
     """
     attention = _attention_flops(spec, sequence_tokens)
     return cost * 2 * active_matrices(spec) + attention + _output_flops(spec)
@@ -269,18 +259,12 @@ def _with_launches(
 
 @dataclass(frozen=True)
 class Decoding:
-    """How an engine samples its share.
-
-    Attributes:
-        running: Sequences at once.
-        step_s: Seconds of a decoding step: one token of each running sequence.
-        tail_s: Share of ``seconds`` after the mean response.
-    """
+    """How an engine samples its share."""
 
     seconds: float
-    running: int
-    step_s: float
-    tail_s: float
+    running: int  # Sequences at once.
+    step_s: float  # Seconds of a decoding step: one token of each running sequence.
+    tail_s: float  # Share of seconds after the mean response.
 
 
 def decoding(
@@ -336,11 +320,8 @@ def with_calls_s(sampling_s: float, work: Work) -> float:
 
 
 def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
-    """State to host memory and back, once in a step, without overlap.
-
-    Args:
-        moved_bytes: Bytes of one rank, in one direction.
-    """
+    """State to host memory and back, once in a step, without overlap. ``moved_bytes``: bytes of one
+    rank, in one direction."""
     return 2 * moved_bytes / (efficiency.host_gb_per_s * 1e9)
 
 
@@ -358,11 +339,8 @@ def weight_sync_time_s(
     expert_part: float = 1.0,
 ) -> float:
     """Seconds in which each rank gathers the rest of the model, over links within a node.
-
-    Args:
-        expert_part: Share of all experts' bytes that the busiest rank moves, if each
-            gets a share (``rlmath.weights.expert_shares``); 1: all get all.
-    """
+    ``expert_part``: share of all experts' bytes that the busiest rank moves, if each gets a share
+    (``rlmath.weights.expert_shares``); 1: all get all."""
     ranks = ranks_of_copy(layout)
     rate = gpu.link_gb_per_s if ranks <= gpus_per_node else efficiency.network_gb_per_s
     lacks = 1 - 1 / ranks

@@ -25,18 +25,12 @@ FILLS = 1
 
 @dataclass(frozen=True)
 class SyncTime:
-    """The prediction for one transport.
-
-    Attributes:
-        gather_s: Seconds until the sending ranks have gathered their tensors.
-        send_s: To the engines' workers, copies on the GPU included.
-        calls_s: For the calls of all buckets.
-    """
+    """The prediction for one transport."""
 
     transport: str
-    gather_s: float
-    send_s: float
-    calls_s: float
+    gather_s: float  # Seconds until the sending ranks have gathered their tensors.
+    send_s: float  # To the engines' workers, copies on the GPU included.
+    calls_s: float  # For the calls of all buckets.
 
     @property
     def seconds(self) -> float:

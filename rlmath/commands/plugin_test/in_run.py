@@ -13,7 +13,7 @@ from rlmath.config.quoting import quoted_path
 
 STEPS = 4
 NAMES = {
-    "invariants": "a run passes its checks, including the ledger",
+    "invariants": "a run of steps holds its invariants, the ledger among them",
     "resume is equal": "a resumed run is equal to the last bit",
 }
 

@@ -45,11 +45,8 @@ def lr_factor(lr: float) -> float:
 
 def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequence[float]) -> Band:
     """The band around the measured values: from the least to the largest, and ``MARGIN`` of the way
-    from the start to their mean on either side.
-
-    Raises:
-        UserError: A recipe that learns nothing would be in it.
-    """
+    from the start to their mean on either side. Raises UserError: a recipe that learns nothing
+    would be in it."""
     start, mean = sum(starts) / len(starts), sum(measured) / len(measured)
     margin = MARGIN * abs(mean - start)
     low, high = min(measured) - margin, max(measured) + margin

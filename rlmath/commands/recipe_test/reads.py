@@ -27,13 +27,8 @@ def watch_reads(config: Config) -> set[str]:
     """Note which settings are read from now on.
 
     A section that goes to another process whole, such as the optimizer's to the ranks, counts as
-    read.
-
-    Args:
-        config: Its sections are replaced in place by classes that record reads.
-
-    Returns:
-        Keys of the settings, growing.
+    read. ``config``: its sections are replaced in place by classes that record reads. Returns keys
+    of the settings, growing.
     """
     reads: set[str] = set()
     _watch(config, "", reads)

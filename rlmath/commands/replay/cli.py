@@ -52,11 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Redo a step and print how it compares. Returns the exit code: 0 if it equals the run.
-
-    Raises:
-        UserError: The step cannot be redone, or not with these choices.
-    """
+    """Redo a step and print how it compares. Returns the exit code: 0 if it equals the run. Raises
+    UserError: the step cannot be redone, or not with these choices."""
     choices = read_choices(options.overrides)
     source = read_source(options.run_dir, options.step, options.begin)
     with tempfile.TemporaryDirectory(prefix="rlmath_replay_") as folder:

@@ -33,19 +33,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything needed to redo a step.
-
-    Attributes:
-        steps: Steps to redo, ascending, without those that trained nothing; the last is the step in
-            question.
-        broken: Nearer checkpoints that are unusable, with the reason.
-    """
+    """Everything needed to redo a step."""
 
     run: RunFolder
     start: Start
+    # Steps to redo, ascending, without those that trained nothing; the last is the step in
+    # question.
     steps: tuple[int, ...]
     headers: Mapping[int, Mapping[str, Any]]
-    broken: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()  # Nearer checkpoints that are unusable, with the reason.
 
     @property
     def step(self) -> int:
@@ -56,14 +52,9 @@ class Source:
 
 
 def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
-    """Find the batches and the start of a replay.
-
-    Args:
-        begin: Step to begin after; ``None``: the nearest checkpoint.
-
-    Raises:
-        UserError: The run, the step, a batch or a place to begin is not there.
-    """
+    """Find the batches and the start of a replay. ``begin``: step to begin after; ``None``: the
+    nearest checkpoint. Raises UserError: the run, the step, a batch or a place to begin is not
+    there."""
     run = RunFolder(run_dir)
     recorded = run.digests
     run.settings_of(step)

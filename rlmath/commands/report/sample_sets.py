@@ -35,16 +35,12 @@ _FOR_THE_LAST = 1 / 8
 
 @dataclass
 class StepFigures:
-    """Figures over all samples of one step and kind.
-
-    Attributes:
-        truncated: Samples cut off at the limit.
-    """
+    """Figures over all samples of one step and kind."""
 
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    truncated: int = 0
+    truncated: int = 0  # Samples cut off at the limit.
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.lengths.append(row["response_tokens"])
@@ -56,23 +52,17 @@ class StepFigures:
 
 @dataclass
 class Samples:
-    """The result of a pass over a run's samples.
-
-    Attributes:
-        grades: Right and graded samples by kind, problem and step.
-        chosen: Samples to show, in the order of the files.
-        cut_texts: Characters of shown samples that the page leaves out.
-        left_out_tokens: Samples that are shown without their values per token.
-        token_bytes: Approximate bytes of values per token in the page.
-    """
+    """The result of a pass over a run's samples."""
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
+    # Right and graded samples by kind, problem and step.
     grades: dict[str, dict[str, dict[int, list[int]]]] = field(default_factory=dict)
+    # Samples to show, in the order of the files.
     chosen: list[dict[str, Any]] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
-    cut_texts: int = 0
-    left_out_tokens: int = 0
-    token_bytes: int = 0
+    cut_texts: int = 0  # Characters of shown samples that the page leaves out.
+    left_out_tokens: int = 0  # Samples that are shown without their values per token.
+    token_bytes: int = 0  # Approximate bytes of values per token in the page.
 
 
 def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9) -> Samples:

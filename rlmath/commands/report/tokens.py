@@ -1,8 +1,8 @@
-"""The tokens of a sample as texts, with what is known of each: by the tokenizer of the run's model.
+"""The tokens of a sample as texts, by the tokenizer of the run's model, with values of each.
 
-What ranks traced of a sample (``runner.token_samples``) is in a file beside the step's samples. Of
-others that were to be traced, such as samples of groups that the filter dropped, rollout log-probs
-alone are known.
+Traces by the ranks (``runner.token_samples``) are in a file beside the step's samples. Samples that
+were chosen for a trace and not trained on, such as those of dropped groups, have only rollout
+log-probs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def token_table(
 ) -> dict[str, Any] | None:
     """Values by token of a row.
 
-    Tokens that are parts of one character are one, with the sums of what adds up. Returns
+    Tokens that are parts of one character are joined, and their additive values summed. Returns
     ``columns``: names, the first one ``text``; ``rows``: their values; ``note``. ``None``: nothing
     is known by token.
     """

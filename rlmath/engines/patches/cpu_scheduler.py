@@ -18,12 +18,9 @@ from rlmath.engines.patches.short_steps import ShortSteps
 
 
 class DecodeScheduler(ShortSteps):
-    """A ``scheduler_cls`` of vLLM without asynchronous scheduling.
-
-    Attributes:
-        max_rounds: Most tokens of a sequence in one step. New requests wait for the step, and
-            sequences that end within it are computed to its end.
-    """
+    """A ``scheduler_cls`` of vLLM without asynchronous scheduling. ``max_rounds``: most tokens of a
+    sequence in one step. New requests wait for the step, and sequences that end within it are
+    computed to its end."""
 
     max_rounds = 8
 

@@ -68,16 +68,9 @@ def worker_precision(worker: Any) -> dict[str, str]:
 
 
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
-    """Compare the types that vLLM's workers use with the contract.
-
-    Args:
-        workers: From ``worker_precision``.
-        dtype: ``model.dtype``.
-
-    Raises:
-        RuntimeError: A worker differs: vLLM falls back to another type if a platform lacks one,
-            and only its log says so.
-    """
+    """Compare the types that vLLM's workers use with the contract. ``workers``: from
+    ``worker_precision``. ``dtype``: ``model.dtype``. Raises RuntimeError: a worker differs: vLLM
+    falls back to another type if a platform lacks one, and only its log says so."""
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,
         "dtype": dtype,

@@ -11,12 +11,6 @@ from rlmath.weights.gather import BucketGatherer
 def connect(
     plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
 ) -> TrainerConnection:
-    """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
-    Raises UserError: there is not enough shared memory.
-
-    Args:
-        plan: This rank's.
-        gatherer: This rank's.
-        platform: This process's.
-    """
+    """Connect to the engines, which must be ready and idle. Collective over all trainer ranks.
+    Raises UserError: there is not enough shared memory."""
     return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)

@@ -23,20 +23,14 @@ MAX_THREADS = 4
 
 @dataclass
 class _Layer:
-    """A layer's parts, and their state during an update.
+    """A layer's parts, and their state during an update."""
 
-    Attributes:
-        module: vLLM's module.
-        parts: Parts of its packed matrix in row order; empty if none is packed.
-        in_place: All its other parts.
-        output: The output layer that computes with a packed copy of this matrix, if any.
-        waiting: Parts of the matrix that arrived before the others, by name.
-    """
-
-    module: Any
+    module: Any  # vLLM's module.
+    # Parts of its packed matrix in row order; empty if none is packed.
     parts: list[Part] = field(default_factory=list)
-    in_place: list[Part] = field(default_factory=list)
-    output: Any = None
+    in_place: list[Part] = field(default_factory=list)  # All its other parts.
+    output: Any = None  # The output layer that computes with a packed copy of this matrix, if any.
+    # Parts of the matrix that arrived before the others, by name.
     waiting: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -45,9 +39,6 @@ class CpuLoader:
 
     Args:
         model: vLLM's model, already started.
-
-    Attributes:
-        missing: Names of the tensors that have not arrived since ``begin``.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -68,7 +59,7 @@ class CpuLoader:
         )
         for layer in self._layers.values():
             layer.output = _output_layer(model, layer)
-        self.missing: set[str] = set()
+        self.missing: set[str] = set()  # Names of the tensors that have not arrived since begin.
 
     @property
     def takes_all(self) -> bool:
@@ -82,11 +73,8 @@ class CpuLoader:
             layer.waiting.clear()
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Load tensors; they are not referenced afterwards.
-
-        Raises:
-            KeyError: The model has no such tensor.
-        """
+        """Load tensors; they are not referenced afterwards. Raises KeyError: the model has no such
+        tensor."""
         given = dict(tensors)
         unknown = sorted(given.keys() - self._by_name)
         if unknown:

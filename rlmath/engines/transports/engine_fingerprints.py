@@ -27,15 +27,9 @@ SWAPPED = "FLASHINFER_CUTLASS"
 
 
 def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[str, int | None]:
-    """Runs in a vLLM worker: this worker's contributions to the engine's fingerprints.
-
-    Args:
-        worker: vLLM's worker.
-        part: Only this slice; ``None``: everything.
-
-    Returns:
-        Fingerprints by name; ``None``: the tensor cannot be read.
-    """
+    """Runs in a vLLM worker: this worker's contributions to the engine's fingerprints. ``worker``:
+    vLLM's worker. ``part``: only this slice; ``None``: everything. Returns fingerprints by name;
+    ``None``: the tensor cannot be read."""
     model, dtype = worker.model_runner.get_model(), worker.model_config.dtype
     held: dict[str, int | None] = {}
     matrices: dict[int, list[Part]] = {}

@@ -53,10 +53,8 @@ class SharesTrainer(NcclTrainer):
 
     Args:
         client: All engines on rank 0; none on the others.
-        gatherer: Gatherer of this rank.
         side_stream: As in ``GatheredSource``.
         shares: Share of the experts of each worker of an engine.
-        engines: Number of engines.
         message: Splitting of messages.
         own_address: Returns a free address of this process.
     """

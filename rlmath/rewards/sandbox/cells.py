@@ -206,7 +206,7 @@ def _oom_kills() -> str:
 
 
 def _memory_mib() -> float:
-    """Resident memory of all cells' processes. Shared pages are shared out only if it matters."""
+    """Resident memory of all cells' processes; above 64 MiB shared pages are divided."""
     resident = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
@@ -234,7 +234,7 @@ _marks: list[tuple[int, int, int]] = []
 
 
 def _mark() -> None:
-    """All that can be done in a folder changes one of its times."""
+    """Record the times of the writable folders, one of which any change in them changes."""
     for folder in _WRITABLE:
         os.utime(folder, (0, 0))
     _marks[:] = [_print(folder) for folder in _WRITABLE]
@@ -289,7 +289,7 @@ def _read(descriptor: int, length: int) -> bytes | None:
 
 def _serve(job: dict[str, Any], link: int) -> None:
     """Be a sandbox: answer requests until the link closes or something was left behind."""
-    # From here on SIGKILL to all processes is sent; outside of a namespace that ended the machine.
+    # SIGKILL to all processes is sent below, which would end the machine outside of a namespace.
     if os.getpid() != 1:
         raise RuntimeError("not in a process namespace")
     launcher.build_root(job)

@@ -36,42 +36,28 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class CellResult:
-    """Result of a call.
+    """Result of a call."""
 
-    Attributes:
-        status: ``ok``, ``error``, ``timeout``, ``memory``, or ``flood``: more output than the
-            limit.
-        tail: Its last bytes, as far as they are not in ``head``.
-        exit_code: Exit code of its process, a signal as its negated number; 0 while it runs.
-    """
-
-    status: str
+    status: str  # ok, error, timeout, memory, or flood: more output than the limit.
     head: bytes
-    tail: bytes
+    tail: bytes  # Its last bytes, as far as they are not in head.
     total: int
-    exit_code: int
+    exit_code: int  # Exit code of its process, a signal as its negated number; 0 while it runs.
     seconds: float
 
 
 class Sandbox:
-    """A sandbox, used by one thread at a time.
-
-    Attributes:
-        has_names: It keeps the names of earlier calls.
-    """
+    """A sandbox, used by one thread at a time."""
 
     def __init__(self, link: socket.socket, output_bytes: int) -> None:
-        self.has_names = False
+        self.has_names = False  # It keeps the names of earlier calls.
         self._link = link
         self._output_bytes = output_bytes
         self._is_clean: bool | None = True  # None: unknown yet
 
     def run(self, code: str, *, keep: bool = False) -> CellResult:
-        """Run code.
-
-        Raises:
-            ProviderError: The sandbox is lost, and nothing is known about the code.
-        """
+        """Run code. Raises ProviderError: the sandbox is lost, and nothing is known about the
+        code."""
         if not self.is_clean():
             self.has_names = False
             raise ProviderError("the sandbox was used up")
@@ -156,11 +142,8 @@ class _Server:
         self._started = False
 
     def fork(self, uid: int, theirs: socket.socket) -> tuple[int, int]:
-        """Start a sandbox; returns its parent's process id and process descriptor.
-
-        Raises:
-            ProviderError: The server is gone.
-        """
+        """Start a sandbox; returns its parent's process id and process descriptor. Raises
+        ProviderError: the server is gone."""
         with self._lock:
             if not self._started:
                 self._receive(_SERVER_START_S)
@@ -212,6 +195,7 @@ class WarmSandboxes:
     """A pool of sandboxes. Thread-safe.
 
     A sandbox in which a call left a process or a file, or that was ended at a limit, is replaced.
+    Raises RewardSettingError: the provider has another level.
 
     Args:
         provider: Has level ``namespace``; decides what sandboxes see of this machine.
@@ -220,9 +204,6 @@ class WarmSandboxes:
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
         preload: Packages that are imported ahead, if they are installed.
-
-    Raises:
-        RewardSettingError: The provider has another level.
     """
 
     def __init__(
@@ -268,11 +249,7 @@ class WarmSandboxes:
 
     @contextmanager
     def one(self) -> Iterator[Sandbox]:
-        """A sandbox for one call.
-
-        Raises:
-            ProviderError: None can be started.
-        """
+        """A sandbox for one call. Raises ProviderError: none can be started."""
         sandbox = self.take()
         try:
             yield sandbox
@@ -280,11 +257,8 @@ class WarmSandboxes:
             self.give_back(sandbox)
 
     def take(self) -> Sandbox:
-        """A sandbox until it is given back; waits while all are in use.
-
-        Raises:
-            ProviderError: None can be started, or the pool is closed.
-        """
+        """A sandbox until it is given back; waits while all are in use. Raises ProviderError: none
+        can be started, or the pool is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(
@@ -326,11 +300,8 @@ class WarmSandboxes:
                 self._changed.notify()
 
     def _start(self) -> Sandbox:
-        """A new sandbox, which is already counted.
-
-        Raises:
-            ProviderError: It cannot be started; it is not counted then.
-        """
+        """A new sandbox, which is already counted. Raises ProviderError: it cannot be started; it
+        is not counted then."""
         resources = ExitStack()
         link, theirs = socket.socketpair()
         resources.callback(link.close)

@@ -36,15 +36,8 @@ class EngineConstants(StepCheck):
 
 
 def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
-    """Ask every engine for its numbers.
-
-    Args:
-        pool: The engines.
-        spec: The model as the actor reads it.
-
-    Raises:
-        WeightsError: An engine has others.
-    """
+    """Ask every engine for its numbers. ``pool``: the engines. ``spec``: the model as the actor
+    reads it. Raises WeightsError: an engine has others."""
     for index, workers in enumerate(pool.ask(Engine.constants)):
         for found in workers:
             problem = wrong_constant(found, spec)
@@ -56,12 +49,8 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
 
 
 def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
-    """First constant that differs in a worker; ``None``: none does.
-
-    Args:
-        found: Constants of a worker; see ``Engine.constants``.
-        spec: The model as the actor reads it.
-    """
+    """First constant that differs in a worker; ``None``: none does. ``found``: constants of a
+    worker; see ``Engine.constants``. ``spec``: the model as the actor reads it."""
     for epsilon in found["norm_eps"]:
         if abs(epsilon - spec.norm_eps) > 1e-6 * spec.norm_eps:
             return f"has an RMS norm with epsilon {epsilon:g}, and the actor {spec.norm_eps:g}"

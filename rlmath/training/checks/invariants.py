@@ -33,11 +33,8 @@ TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 
 
 class Invariants(StepCheck):
-    """Compare the figures of an update with their required values.
-
-    Args:
-        gate: Knows the model's rounding noise; ``None``: it is unknown.
-    """
+    """Compare the figures of an update with their required values. ``gate``: knows the model's
+    rounding noise; ``None``: it is unknown."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self._gate = gate
@@ -71,11 +68,8 @@ def _moves(figures: Mapping[str, float]) -> bool:
 
 def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]) -> list[str]:
     """A sentence where engines give too few tokens' routes (``actor.routing_replay=engine``).
-
-    Args:
-        routing: Metrics of an update, ``routing/...``.
-        sequence_lengths: Tokens of each sequence that it trained on; one of them has no route.
-    """
+    ``routing``: metrics of an update, ``routing/...``. ``sequence_lengths``: tokens of each
+    sequence that it trained on; one of them has no route."""
     share = routing.get("routing/engine_missing_share")
     if share is None or not sequence_lengths:
         return []

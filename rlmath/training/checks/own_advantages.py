@@ -18,21 +18,14 @@ Rewards = Sequence[float | None]
 
 @dataclass(frozen=True)
 class ScoredGroups:
-    """Inputs of the advantages.
+    """Inputs of the advantages."""
 
-    Attributes:
-        rewards: Rewards of each group's samples, in float32.
-        separate: Rewards that ``gdpo`` normalizes separately, for each group and sample.
-        weights: Weights of these rewards.
-        tokens: In the loss, of the samples of each group.
-        options: Options of the estimator.
-    """
-
-    rewards: Sequence[Rewards]
+    rewards: Sequence[Rewards]  # Rewards of each group's samples, in float32.
+    # Rewards that gdpo normalizes separately, for each group and sample.
     separate: Sequence[Sequence[Rewards]]
-    weights: Sequence[float]
-    tokens: Sequence[Sequence[int]]
-    options: Any
+    weights: Sequence[float]  # Weights of these rewards.
+    tokens: Sequence[Sequence[int]]  # In the loss, of the samples of each group.
+    options: Any  # Options of the estimator.
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -191,15 +184,13 @@ ESTIMATORS: dict[str, Callable[[ScoredGroups], list[list[float]]]] = {
 def own_advantages(
     name: str, groups: ScoredGroups, whiten_epsilon: float | None
 ) -> list[float] | None:
-    """The advantage of each sample's tokens, group after group.
+    """The advantage of each sample's tokens, group after group. Returns ``None``: a value model, a
+    teacher or a plug-in gives the advantages.
 
     Args:
         name: Name of the estimator.
         groups: Inputs of the estimator.
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
-
-    Returns:
-        ``None``: a value model, a teacher or a plug-in gives the advantages.
     """
     estimate = ESTIMATORS.get(name)
     if estimate is None:

@@ -82,11 +82,8 @@ def compare_again(worker: ActorWorker) -> list[str]:
 
 
 def find_moved(found: Sequence[Sequence[str]]) -> list[str]:
-    """A sentence if frozen weights have changed.
-
-    Args:
-        found: Names of the changed tensors of each rank.
-    """
+    """A sentence if frozen weights have changed. ``found``: names of the changed tensors of each
+    rank."""
     named = [f"{name} on rank {rank}" for rank, names in enumerate(found) for name in names]
     if not named:
         return []
@@ -103,11 +100,8 @@ def find_drift(changes: Sequence[WeightChanges]) -> list[str]:
 
 
 def different_copies(changes: Sequence[WeightChanges]) -> list[str]:
-    """A sentence if data-parallel ranks hold different weights.
-
-    Args:
-        changes: Changes of each rank.
-    """
+    """A sentence if data-parallel ranks hold different weights. ``changes``: changes of each
+    rank."""
     if not changes:
         return []
     first = changes[0].fingerprints

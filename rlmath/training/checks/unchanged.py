@@ -103,15 +103,9 @@ def check_value_changes(
     step: int,
     monitor: Monitor,
 ) -> None:
-    """Check that an update changed the value model's matrices, each as a whole.
-
-    Args:
-        unchanged: Its tensors that did not change.
-        update: Metrics of the update, ``value/...``.
-
-    Raises:
-        InvariantError: One did not change, with ``alignment.on_fail=stop``.
-    """
+    """Check that an update changed the value model's matrices, each as a whole. ``unchanged``: its
+    tensors that did not change. ``update``: metrics of the update, ``value/...``. Raises
+    InvariantError: one did not change, with ``alignment.on_fail=stop``."""
     count = config.algorithm.minibatches_per_step
     moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0
     stuck = [name for name in unchanged if name.endswith("_proj.weight") and _may_judge(name)]
@@ -120,12 +114,8 @@ def check_value_changes(
 
 
 def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> list[str]:
-    """A sentence if any rank has parts that should have changed.
-
-    Args:
-        dtype: Type of the weights.
-        unchanged: Unchanged parts of each rank; ``None``: not known.
-    """
+    """A sentence if any rank has parts that should have changed. ``dtype``: type of the weights.
+    ``unchanged``: unchanged parts of each rank; ``None``: not known."""
     stuck: dict[str, dict[int, Run]] = {}
     for rank, runs in enumerate(unchanged):
         for run in runs or ():

@@ -1,7 +1,7 @@
-"""What the driver sends in a step, with 8, 64 and 512 stand-in ranks: linear in the ranks.
+"""What the driver sends in a step, with 8, 64 and 512 fake ranks: linear in the ranks.
 
-The driver's side is the real one. Ray is a stand-in that calls at once and counts; a rank has its
-own step around a stand-in model.
+The driver's side is the real one. Ray is a fake that calls at once and counts; a rank has its
+own step around a fake model.
 """
 
 import dataclasses

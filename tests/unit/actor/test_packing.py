@@ -21,7 +21,7 @@ def test_a_rank_has_a_piece_of_the_beginning_and_one_of_the_end():
     # 8 tokens in 4 pieces: rank 0 has the first and the last.
     assert own_positions([8], 2, 0).tolist() == [0, 1, 6, 7]
     assert own_positions([8], 2, 1).tolist() == [2, 3, 4, 5]
-    # Each sequence of a row is cut on its own.
+    # Each sequence of a row is cut alone.
     assert own_positions([4, 8], 2, 0).tolist() == [0, 3, 4, 5, 10, 11]
 
 

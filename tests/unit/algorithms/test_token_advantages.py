@@ -146,7 +146,7 @@ def training_batch(groups, **rules):
 
 
 def test_gdpo_reads_each_reward_on_its_own():
-    """1 + 0 and 0 + 1 add up to the same; on their own, with weights 3 and 1, they do not."""
+    """1 + 0 and 0 + 1 add up to the same; separately, with weights 3 and 1, they do not."""
     both = group({"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}, None)
     settings = AdvantageSettings("gdpo", reward_weights={"a": 3.0, "b": 1.0})
     table = rewards_of([both], settings)

@@ -70,7 +70,7 @@ def test_bytes_that_change_after_they_were_written_are_found(written):
 
 def test_a_file_that_was_cut_is_refused(written):
     written.write_bytes(written.read_bytes()[:-1])
-    with pytest.raises(OSError, match=f"bytes, written were {written.stat().st_size + 1}"):
+    with pytest.raises(OSError, match=f"bytes instead of {written.stat().st_size + 1}"):
         write_manifest(written.parent.parent, 3, {})
 
 

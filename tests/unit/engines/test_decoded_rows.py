@@ -41,7 +41,7 @@ def test_arrays_give_each_sequence_what_single_tokens_give(seed, rounds):
     rows, ended, version = DecodedRows(), {"ours": [], "theirs": []}, 1
     for step in range(60):
         version += draw.random() < 0.1
-        # Some sequences come on their own, as after a preemption; some are aborted.
+        # Some sequences come separately, as after a preemption; some are aborted.
         ids = [name for name in ours if draw.random() < 0.95]
         if draw.random() < 0.05 and ids:
             gone = ids.pop()

@@ -149,7 +149,7 @@ def test_engines_go_on_while_the_actor_trains(collector, monkeypatch):
     found = [sampled, *(parts.step(step) for step in range(2, STEPS + 1))]
     mixed = [one.metrics["rollout/mixed_sample_share"] for one in found]
     assert mixed[0] == 0 and max(mixed) > 0
-    # The engines have some under way when the step takes its groups.
+    # The engines have some running when the step takes its groups.
     assert sum(one.metrics["sampling/cut_samples"] for one in found) > 0
     assert all(one.metrics["rollout/lag_max"] <= 3 for one in found)
     assert set(parts.source.metrics()) == {"schedule/actor_waited_s", "schedule/engines_waited_s"}

@@ -196,7 +196,7 @@ def test_no_length_bias_before_any_response_is_known_to_be_finished():
 
 
 def test_a_response_that_engines_continue_counts_with_what_it_had():
-    """With ``continuous`` all of them are under way when a step takes its groups."""
+    """With ``continuous`` all of them are running when a step takes its groups."""
     problem = Problem("p", "", (1,), ())
     requests = tuple(Request("p", i, (1,), 64, 1.0, 1.0, seed=i) for i in range(3))
     live = LiveGroup(0, 1, problem, requests)

@@ -152,7 +152,7 @@ def test_groups_are_trained_that_may_not_wait_as_long_as_before(settings, collec
     "settings", [SYNCHRONOUS, (*CARRY_OVER, "rollout.max_lag=2"), PIPELINED], ids=lambda s: s[0]
 )
 def test_a_group_that_was_whole_and_not_graded_is_graded(settings, collector, tmp_path):
-    """As ``continuous`` leaves them in a checkpoint while its grades are under way."""
+    """As ``continuous`` leaves them in a checkpoint while its grades are running."""
     before, _ = carried_over(2, collector, tmp_path, "rollout.max_lag=4")
     engines = Engines(2, 2, spread=1.0)
     for group in before._live.values():
@@ -225,7 +225,7 @@ def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_sta
 
 @pytest.mark.parametrize("settings", [SYNCHRONOUS, CARRY_OVER, PIPELINED])
 def test_a_step_that_has_some_groups_already_samples_the_others(settings, collector, tmp_path):
-    """Of a run whose sampling went on while it trained."""
+    """Of a run whose sampling continued while it trained."""
     before = continuous.sampler_of(ledger=Ledger(tmp_path / LEDGER_FILE))
     for step in range(1, 4):
         open_round(before, step, collector, early=3)

@@ -87,7 +87,7 @@ def test_the_ledger_has_groups_as_admitted_in_the_step_before(collector, tmp_pat
 
 
 def test_a_state_is_that_of_its_moment(collector):
-    """It is encoded when a checkpoint is made, while the next step may be under way."""
+    """It is encoded when a checkpoint is made, while the next step may be running."""
     sampler = sampler_of(PIPELINED)
     generate(sampler, 1, collector)
     sampler.take(1)

@@ -1,6 +1,6 @@
-"""Random schedules under the virtual clock: the real sampler, dealing, filters and ledger.
+"""Random schedules under the virtual clock: the real sampler, assignment, filters and ledger.
 
-Engines are stand-ins of random speeds and capacities, lengths are adversarial, and grades
+Engines are fakes of random speeds and capacities, lengths are adversarial, and grades
 come late and in any order. The sampler and the ledger stop when a group is lost,
 counted twice or too old; what else has to hold is asserted here.
 """

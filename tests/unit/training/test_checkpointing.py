@@ -240,7 +240,7 @@ def test_a_signal_in_a_save_does_not_begin_it_again(
     with pytest.raises((SystemExit, KeyboardInterrupt)), saver.saving_when_cut_short():
         with Grace(60, lambda: ranks.changed), signals_wait("a save"):
             saver.save()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
     assert ranks.saves == 1
     assert (tmp_path / "step_000001" / "manifest.json").is_file() == (signals == 1)
     said = capsys.readouterr().out

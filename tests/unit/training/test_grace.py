@@ -27,7 +27,7 @@ def send():
 def test_between_updates_it_ends_at_once():
     with pytest.raises(SystemExit) as ended, Grace(60, lambda: False):
         send()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
     assert ended.value.code == 143
 
 
@@ -38,7 +38,7 @@ def test_an_update_comes_to_its_end(capsys):
         send()
         reached = True
         grace.step_done()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
     assert reached and ended.value.code == 143
     assert "or in 60 s (runner.grace_s)" in capsys.readouterr().out
 
@@ -47,14 +47,14 @@ def test_but_not_beyond_its_time_nor_a_second_signal():
     with pytest.raises(SystemExit), Grace(0.05, lambda: True):
         send()
         time.sleep(10)
-        pytest.fail("it went on")
+        pytest.fail("it continued")
     with pytest.raises(SystemExit), Grace(60, lambda: True):
         send()
         send()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
     with pytest.raises(SystemExit), Grace(0, lambda: True):
         send()
-        pytest.fail("it went on")
+        pytest.fail("it continued")
 
 
 def test_what_fails_meanwhile_is_not_restarted():
@@ -100,7 +100,7 @@ def test_a_terminal_that_closes_tells_twice_and_ends_nothing_early():
     with ending_by_exit(), pytest.raises(SystemExit), Grace(0.05, lambda: True):
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(10)
-        pytest.fail("it went on")
+        pytest.fail("it continued")
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)

@@ -91,7 +91,7 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path):
     again = read_step(kept_file(tmp_path / FOLDER, 3)).batch
     found = again.sequences.select(range(6))
     assert found.teacher_log_probs.numpy().tobytes() == np.concatenate(teacher).tobytes()
-    # A rank's share of it, as it is dealt.
+    # A rank's share of it, as it is assigned.
     part = found.select([4, 1]).part(1, 1)
     assert part.teacher_log_probs.tolist() == teacher[1].tolist()
 

@@ -90,7 +90,7 @@ def compare_on_rank(
 
 
 def report(record: Record, name: str, compared: Comparison, backend: str, limit: float) -> None:
-    """The figures of one layout, held to the limit."""
+    """Report the figures of one layout with the limit."""
     values = compared.metrics()
     record.figure(f"{name} mean |Δ|", values["mean_abs_diff"], "nats")
     record.figure(f"{name} max |Δ|", values["max_abs_diff"], "nats")
@@ -128,15 +128,15 @@ def attention_backend(platform: Platform) -> str:
 
 
 def _limit(node: Node, found: Tensor, noisy: Tensor) -> float:
-    """By the rounding noise of this model, which is far from sure of random text."""
+    """Limit from the rounding noise of this model, which is large on random text."""
     is_moe = read_model_spec(node.model).experts > 0
     excess = measure(found, noisy).metrics()["mean_exp_abs_diff"] - 1
     return log_prob_limit(node.dtype == "float32", is_moe, excess)
 
 
 def in_turn(layouts: dict[str, Layout], platform: Platform) -> Iterator[tuple[str, Layout]]:
-    """On each rank: the layouts, in whose groups the ranks have met, with the memory free again
-    that the one before took."""
+    """On each rank, iterate over the layouts, with their process groups made and the memory of the
+    layout before freed."""
     for number, (name, layout) in enumerate(layouts.items()):
         if number:
             gc.collect()
@@ -146,7 +146,7 @@ def in_turn(layouts: dict[str, Layout], platform: Platform) -> Iterator[tuple[st
 
 
 def _change_layout(layout: Layout, platform: Platform) -> None:
-    """Leave the groups and meet again in another layout of as many ranks."""
+    """Leave the process groups and make those of another layout with as many ranks."""
     place, rank = [0], dist.get_rank()
     if rank == 0:
         with socket.socket() as probe:

@@ -419,7 +419,7 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     assert phases["training"].terms["state"] == 6 * rank
     assert phases["optimizer step"].terms["state"] == 18 * rank
     assert {one.name: one for one in plain.phases}["training"].terms["state"] == 18 * rank
-    # The first copy and the last are those that there are without it.
+    # The first copy and the last are those that exist without it.
     assert more.seconds["offload"] == pytest.approx(2 * (4 * 12 + 2) * rank / 25e9)
     assert plain.seconds["offload"] == pytest.approx(2 * 14 * rank / 25e9)
     assert more.actor.recompute_layers < plain.actor.recompute_layers

@@ -7,7 +7,7 @@ from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
 from rlmath.monitor.digests import sample_key
 from rlmath.monitor.token_files import write_tokens
-from rlmath.training.supervise import _tell
+from rlmath.training.supervise import _notify
 from rlmath.training.token_traces import traced_places
 from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, in_turns, traced
 
@@ -56,7 +56,7 @@ def make_run():
                     }
                     monitor.note(step, "algorithm.correction.kind", "none", "no mismatch")
                 if step == 3:
-                    _tell(
+                    _notify(
                         folder, "a part failed", "restart 1", "rank 1 ended", "step 3 is repeated"
                     )
                     monitor.warn("step 3: <i>odd</i>")

@@ -1,4 +1,4 @@
-"""The driver's sums of weights, against the weights that the ranks are dealt."""
+"""The driver's sums of weights, against the weights that the ranks are assigned."""
 
 import dataclasses
 from types import SimpleNamespace
