@@ -211,7 +211,9 @@ def describe(config: Config, layout: RunLayout) -> str:
     """The arithmetic of a training run, in a few lines for people."""
     batch, actor = batch_of(config, layout), layout.actor
     on_cpu = layout.device is Device.cpu
-    where = "on CPU" if on_cpu else f"on {layout.accelerators:,} GPUs, {layout.placement.name}"
+    where = (
+        "on CPU" if on_cpu else f"on {_count(layout.accelerators, 'GPU')}, {layout.placement.name}"
+    )
     optimizer_steps = policy_updates(config)
     return "\n".join(
         [

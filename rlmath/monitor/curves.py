@@ -229,7 +229,7 @@ def _draw_series(
 ) -> list[Any]:
     if len(points) > MANY and not faint:
         ax.plot(*zip(*points, strict=True), color=color, linewidth=0.6, alpha=0.25)
-    steps, values = zip(*_smoothed(points), strict=True)
+    steps, values = zip(*_smooth(points), strict=True)
     # Few points, as of an evaluation every ten steps, are marked one by one.
     marker = "o" if len(points) <= 25 else None
     return list(
@@ -246,7 +246,7 @@ def _draw_series(
     )
 
 
-def _smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def _smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """Means of the neighborhood of each of many points; few points are left as they are."""
     if len(points) <= MANY:
         return list(points)
@@ -262,7 +262,7 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
     timed = [line for line in lines if any(phase in line for phase in phases)]
     steps = [line[STEP] for line in timed]
     values = [
-        [value for _, value in _smoothed([(line[STEP], line.get(phase) or 0.0) for line in timed])]
+        [value for _, value in _smooth([(line[STEP], line.get(phase) or 0.0) for line in timed])]
         for phase in phases
     ]
     names = [phase.removeprefix("timing/") for phase in phases]

@@ -224,8 +224,8 @@ class RunFolder:
 
 
 def pace_s(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds of a step, by the last ten of these lines; ``None``: they are too few."""
-    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :]]
+    """Seconds of a step, by the last ten of these lines that have a time; ``None``: too few."""
+    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :] if TIME in line]
     return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
 
 

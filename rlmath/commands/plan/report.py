@@ -70,8 +70,9 @@ def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) 
         f"{request.path}: {request.spec.num_parameters / 1e9:.3f} billion parameters, {gpus} "
         f"{gpu.name} of {gpu.memory_gib:g} GiB in nodes of {request.gpus_per_node}; "
         f"{usable_bytes(gpu.memory_gib) / GIB:.1f} GiB are planned with",
-        f"layouts that fit: {len(plans)}, the fastest first, of those within "
-        f"{EQUAL_SHARE:.0%} the simplest (predicted seconds)",
+        f"layouts that fit: {len(plans)}; the {len(rows) - 1} fastest, of those within "
+        f"{EQUAL_SHARE:.0%} the simplest first (predicted seconds; cache in tokens, running in "
+        "sequences)",
         "",
         *(
             "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
