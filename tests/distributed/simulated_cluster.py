@@ -31,7 +31,7 @@ from rlmath.engines.requests import EngineSpec
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 
-NODES, GPUS_OF_A_NODE = 2, 2
+NODES, GPUS_OF_A_NODE = 2, 4
 LABEL = "virtual-node"
 # ``ray.util`` has a function of the same name.
 placement_groups = importlib.import_module("ray.util.placement_group")

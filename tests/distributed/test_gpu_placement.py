@@ -28,14 +28,14 @@ def case(placement, gpus, ranks, tp, engines, engine_tp, **more):
 
 # Ray starts a process for each GPU of a case, so the plain command has few and small ones.
 CASES = {
-    "colocated, engines of 1": case("colocated", [2, 1], 3, 1, 3, 1),
+    "colocated, engines of 1": case("colocated", [2, 2], 4, 2, 4, 1),
     "colocated, engines of 2": case("colocated", [2, 2], 4, 2, 2, 2, **SEES),
     "separate, engines of 2": case("separate", [2, 2], 2, 2, 1, 2),
 }
 REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)
 # Each with one GPU of the first node broken; the second has as many.
 SPARE = case("colocated", [2], 2, 2, 2, 1, broken=["host-0/1"])
-NONE_SPARE = case("colocated", [2, 1], 3, 1, 3, 1, broken=["host-0/0", "host-0/1"])
+NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1"])
 
 
 def placed(cases, **environment):
@@ -128,7 +128,7 @@ def test_without_a_spare_node_host_gpu_and_xid_are_named_and_the_job_may_be_requ
     """With a forged probe. launchers/slurm.sbatch requeues without the node at this exit code."""
     given = found["none spare"]
     assert given["exit_code"] == 75
-    assert "3 GPUs are needed" in given["refused"]
+    assert "5 GPUs are needed" in given["refused"]
     for gpu in (0, 1):
         assert f"GPU {gpu} of host-0: forged fault (XID 79" in given["refused"]
     assert bad_nodes.read_text() == "host-0\n"

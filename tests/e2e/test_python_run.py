@@ -93,4 +93,4 @@ def test_the_notebook_runs_as_it_is(tmp_path, monkeypatch):
     responses = next(one for one in outputs if one.output_type == "execute_result")
     assert len(json.loads(responses.data["text/plain"].replace("'", '"'))) == 1
     assert (tmp_path / "runs" / "mine" / "model.safetensors").is_file()
-    assert [line["step"] for line in metrics(tmp_path / run_dir)] == [1]
+    assert [line["step"] for line in metrics(tmp_path / run_dir)] == [0, 1]
