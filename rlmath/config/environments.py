@@ -26,7 +26,7 @@ TOOLS: Registry[Callable[..., Any], NoTraits] = Registry("rollout.tools", NoTrai
 
 @dataclass(frozen=True)
 class EnvironmentTraits:
-    """What an environment declares about itself.
+    """Properties that an environment declares.
 
     Attributes:
         code_options: Options that name a user's code, whose source files are hashed.

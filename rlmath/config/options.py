@@ -148,7 +148,8 @@ def section_of(key: str) -> OptionsSection | None:
 
 def is_open(key: str) -> bool:
     """Whether a key is in a section whose keys the schema does not list."""
-    return section_of(key) is not None or f"{key}.".startswith("data.template_options.")
+    free = ("data.template_options.", "rollout.python_provider_settings.")
+    return section_of(key) is not None or f"{key}.".startswith(free)
 
 
 def complete(config: Config) -> None:

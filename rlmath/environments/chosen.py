@@ -104,7 +104,7 @@ class Chosen:
     def _parser(self, tokenizer: Any) -> str | Parser:
         """The parser of calls in a chat."""
         name = self._rollout.tool_parser
-        if name is None or name in PARSERS:
+        if name is None or name in PARSERS or not self.schemas:
             return name or "auto"
         from rlmath.engines.tool_parsers import vllm_tool_parser
 

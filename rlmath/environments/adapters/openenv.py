@@ -59,7 +59,7 @@ class OpenEnv:
             )
         self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None)
         found = self._exchange("reset", {name: row[name] for name in names})
-        return self._shown(found["observation"]) or None
+        return self._text_of(found["observation"]) or None
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """See :mod:`rlmath.environments.classes`."""
@@ -74,7 +74,8 @@ class OpenEnv:
             found = self._exchange("step", action)
         except _InvalidAction as error:
             return f"The action is not valid: {error}", 0.0, False
-        return self._shown(found["observation"]), float(found["reward"] or 0.0), bool(found["done"])
+        reward = float(found["reward"] or 0.0)
+        return self._text_of(found["observation"]), reward, bool(found["done"])
 
     def close(self) -> None:
         """End it."""
@@ -92,7 +93,7 @@ class OpenEnv:
             raise _InvalidAction("; ".join(_error_text(one) for one in found.get("errors", ())))
         raise RuntimeError(f"the server: {found['message']} ({found['code']})")
 
-    def _shown(self, observation: Any) -> str:
+    def _text_of(self, observation: Any) -> str:
         key = self._options.observation_key
         if not key:
             shown = {name: value for name, value in observation.items() if name != "metadata"}

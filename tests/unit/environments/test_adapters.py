@@ -225,8 +225,8 @@ def test_a_resources_server_of_nemo_gym(words, tmp_path):
     from rlmath.environments.adapters.nemo_gym import NeMoGym, NeMoGymOptions
 
     needed = ["distro", "devtools", "itsdangerous", "jiter", "openai==2.44.0", "orjson", "pydot"]
-    nemo_gym = ["--ignore-requires-python", "nemo-gym==0.7.0", "scipy", "wandb", "yappi", *needed]
-    with serving(tmp_path, NEMO_GYM, ["--no-deps", *nemo_gym]) as url:
+    packages = ["--ignore-requires-python", "nemo-gym==0.7.0"], [*needed, "scipy", "wandb", "yappi"]
+    with serving(tmp_path, NEMO_GYM, *(["--no-deps", *some] for some in packages)) as url:
         file = tmp_path / "packages/resources_servers/mcqa/data/example.jsonl"
         row = json.loads(file.read_text().splitlines()[0])
         row["prompt"] = row["responses_create_params"]["input"][0]["content"]

@@ -246,7 +246,11 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
         assert config.plugin_hashes == hashes(str(reward))
 
 
-def test_the_source_of_an_agent_that_an_environment_is_told_is_guarded(file: Path) -> None:
+def test_the_source_of_an_agent_that_an_environment_is_told_is_guarded(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It registers while it is imported.
+    monkeypatch.delitem(sys.modules, "rlmath.environments.adapters.openrlhf", raising=False)
     adapter = "rollout.environment=rlmath.environments.adapters.openrlhf:OpenRLHFAgent"
     agent = file.with_name("agent_of_mine.py")
     agent.write_text("raise RuntimeError('only the driver runs it')\n")
