@@ -29,7 +29,7 @@ from rlmath.actor.step_probe import GRADIENT_SUM, NO_SHARE, OTHER_GRADIENT, Step
 # Looked at in each pass, other ones in the next: matrices, and experts.
 MAX_TENSORS, ELEMENTS = 64, 8
 # Norms and biases in each pass: whether a micro-batch gives them anything, and no sums.
-MAX_VECTORS = 8
+MAX_VECTORS = 4
 # Rows of an embedding and an output layer, in a column of each pass. Frequent tokens are the first.
 VOCABULARY_ROWS = 4096
 # Relative tolerance of the sum of sizes: ranks add up float32 in another order.

@@ -107,7 +107,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
             return torch.full((count, 3), torch.nan, dtype=torch.float64)
-        of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference), own - old)
+        of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference))
         slopes, slack = slopes + of_kl, slack + TOLERANCE * of_kl.abs()
     of_entropy = -objective.entropy_coef * weights
     return torch.stack([totals.sum(one) for one in (slopes, slack, of_entropy)], dim=1)
@@ -133,16 +133,16 @@ class _Sequences:
         return self.spread(values) / self.spread(mask.double()).clamp(min=1.0)
 
 
-def _k3(difference: Tensor, moved: Tensor) -> Tensor:
+def _k3(difference: Tensor) -> Tensor:
     value = torch.expm1(-difference) + difference
     inside = (difference.abs() <= LIMIT) & (value <= KL_LIMIT)
     return torch.where(inside, -torch.expm1(-difference), 0.0)
 
 
-# (log policy - log reference, log policy - log old) -> derivative of the KL by the log-prob
-KL_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": lambda difference, moved: torch.ones_like(difference),
-    "k2": lambda difference, moved: difference,
+# Policy's log-prob less the reference's -> derivative of the KL by the policy's
+KL_SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": torch.ones_like,
+    "k2": lambda difference: difference,
     "k3": _k3,
 }
 

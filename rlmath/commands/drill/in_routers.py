@@ -7,7 +7,7 @@ from typing import Any
 from rlmath.commands.drill.fault import Fault
 from rlmath.commands.drill.in_ranks import keep_weights, rank_fault, replace
 from rlmath.commands.drill.in_update import FROZEN, SHARES, moving, remember, with_gradient
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, DType
 from rlmath.errors import ModelError
 from rlmath.model.spec import read_model_spec
 
@@ -20,6 +20,12 @@ def _no_trained_router(config: Config) -> str | None:
     if config.actor.lora.rank:
         return "actor.lora.rank: routers have no adapter"
     return None if _routers(config) else "model.path: a dense model has no router"
+
+
+def _too_small(config: Config) -> str | None:
+    if config.model.dtype is DType.bfloat16:
+        return "model.dtype=bfloat16: the drill's routers have too few weights to all change"
+    return _no_trained_router(config)
 
 
 def _no_bias(config: Config) -> str | None:
@@ -56,7 +62,7 @@ def drop_a_routers_gradient(worker: Any) -> None:
     "frozen_router",
     "invariant: every matrix changes on every rank",
     r"did not change a single bit of .*mlp\.gate\.weight",
-    missing=_no_trained_router,
+    missing=_too_small,
 )
 def freeze_the_routers(worker: Any) -> None:
     """The routers are never updated."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlmath.actor.sequence_report import SequenceReport
 from rlmath.config.algorithm import KlPlace
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 
@@ -30,19 +31,33 @@ class LossParts(StepCheck):
             f"minibatch {index}: {one}"
             for index, figures in enumerate(now.result.minibatches)
             if not figures["discarded"]
-            for one in wrong_loss(figures, kl_coef, entropy_coef)
+            for one in wrong_loss(
+                figures, kl_coef, entropy_coef, has_gradient(now.result.sequences, index)
+            )
         ]
         report(config, broken, now.step, now.monitor)
         return {}
 
 
-def wrong_loss(figures: Mapping[str, float], kl_coef: float, entropy_coef: float) -> list[str]:
+def has_gradient(found: SequenceReport | None, minibatch: int) -> bool:
+    """Whether any sequence of a minibatch should have a gradient by the second formula; without
+    one, yes. In a narrow range, as of ``gspo``, all may be clipped."""
+    if found is None:
+        return True
+    wanted, slack, _ = found.second[found.minibatches == minibatch].unbind(1)
+    return not bool((wanted.abs() <= slack).all())
+
+
+def wrong_loss(
+    figures: Mapping[str, float], kl_coef: float, entropy_coef: float, has_gradient: bool = True
+) -> list[str]:
     """Sentences about a minibatch whose loss is not the sum of its terms, or has no gradient.
 
     Args:
         figures: Its metrics.
         kl_coef: Coefficient of the KL term in the loss; 0: there is none.
         entropy_coef: Coefficient of the entropy bonus.
+        has_gradient: Whether its advantages say that it has a gradient.
     """
     broken = []
     loss, policy = figures["loss"], figures["policy_loss"]
@@ -60,7 +75,7 @@ def wrong_loss(figures: Mapping[str, float], kl_coef: float, entropy_coef: float
         )
     # The signal of |advantages| alone: KL and entropy may have no gradient at their present values.
     signal = figures["signal"] - (kl_coef + abs(entropy_coef)) * figures["loss_weight"]
-    if figures["grad_norm"] == 0 and signal > 1e-5 * figures["signal"]:
+    if has_gradient and figures["grad_norm"] == 0 and signal > 1e-5 * figures["signal"]:
         broken.append(
             f"the gradient norm is exactly 0, though the advantages weigh {signal:.4g} "
             "(train/signal): no backward pass reached the weights"

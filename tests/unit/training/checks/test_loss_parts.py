@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from rlmath.actor.sequence_report import SequenceReport
 from rlmath.algorithms.losses import LossInputs, metric_means
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.training.checks.loss_parts import wrong_loss
+from rlmath.training.checks.loss_parts import has_gradient, wrong_loss
 
 KL, ENTROPY = 0.1, 0.02
 
@@ -63,3 +64,19 @@ def test_signal_without_a_gradient_is_named():
     # Nothing but a KL whose gradient is 0 at the reference.
     still = figures() | {"grad_norm": 0.0, "signal": (KL + ENTROPY) * figures()["loss_weight"]}
     assert wrong_loss(still, KL, ENTROPY) == []
+
+
+def test_minibatch_may_have_no_gradient_if_all_of_it_is_clipped() -> None:
+    nan = float("nan")
+    second = [[0.0, 0.0, 0.0], [1e-7, 1e-6, 0.0], [0.0, 0.0, 0.0], [0.2, 1e-6, 0.0], [nan] * 3]
+    report = SequenceReport(
+        minibatches=torch.tensor([0, 0, 1, 1, 2]),
+        places=torch.arange(5),
+        tokens=torch.arange(5),
+        sums=torch.zeros(5, 7),
+        second=torch.tensor(second),
+    )
+    assert [has_gradient(report, index) for index in range(3)] == [False, True, True]
+    healthy = figures() | {"grad_norm": 0.0}
+    assert "no backward pass reached" in wrong_loss(healthy, KL, ENTROPY)[0]
+    assert wrong_loss(healthy, KL, ENTROPY, has_gradient=False) == []
