@@ -308,7 +308,7 @@ class GradientShares:
         which watched the same elements."""
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             own, one = self._of(number), self._watched[number]
-            # What gave nothing has another name, and keys' biases nearly cancel.
+            # A missing share is another finding, and keys' biases nearly cancel.
             if micro_batch >= len(shares) or one.kind == "vector":
                 continue
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())

@@ -23,7 +23,7 @@ from rlmath.batching.shards import Share
 
 # Log-ratios are clamped there, and a KL of k3 at its limit; neither has a gradient beyond.
 LIMIT, KL_LIMIT = 20.0, 10.0
-# Of float32: how far a ratio may be from a bound, and a sum from another.
+# Float32 tolerances: of a ratio at a bound, and of two sums.
 NEAR, TOLERANCE = 1e-5, 1e-4
 
 # (ratio, advantage, options) -> derivative of a token's policy loss by its log-prob
@@ -98,7 +98,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     ratio = moved.clamp(-LIMIT, LIMIT).exp()
     policy = weights * _factors(batch, mask, totals, plan)
     slopes = policy * slope_of(ratio, advantages, objective.loss_options)
-    # What may be on either side of a bound in float32.
+    # In float32 these may be on either side of a bound.
     near = clamped
     for bound in _bounds(objective.loss_options):
         near = near | ((ratio - bound).abs() < NEAR * max(1.0, abs(bound)))

@@ -108,8 +108,8 @@ def _over_chunks(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta:
     total = decay.cumsum(-1)
     later = torch.ones(query.size(3), query.size(3), dtype=torch.bool, device=query.device).triu(1)
     between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
-    # What a chunk's tokens write to the state: a triangular system, because each subtracts what
-    # those before it wrote under its key. Without and with the state before the chunk.
+    # A chunk's tokens write to the state by a triangular system, because each subtracts what those
+    # before it wrote under its key. Without and with the state before the chunk.
     system = (key * beta) @ key.mT * between
     from_start = total.exp()[..., None]
     wanted = torch.cat([value * beta, key * beta * from_start], -1)

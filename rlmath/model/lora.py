@@ -21,7 +21,7 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
 # Replace the first three in multi-head latent attention; o_proj stays.
 LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-# Of linear attention: Qwen3.5's, then Qwen3-Next's, then of both.
+# Matrices of linear attention: Qwen3.5's, then Qwen3-Next's, then those of both.
 DELTA_TARGETS = (
     *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     *("in_proj_qkvz", "in_proj_ba", "out_proj"),

@@ -259,7 +259,7 @@ def _qkv(tensors: Sequence[HfTensor], spec: ModelSpec, tp_size: int) -> list[_Se
     for group in range(groups):
         first = group * queries
         if spec.family.gated_attention:
-            # Of each head the files have the query, then the gate.
+            # Files have each head's query, then its gate.
             heads = range(first, first + queries)
             section += [(query, (2 * n + gate) * head, head) for gate in (0, 1) for n in heads]
         else:

@@ -11,7 +11,7 @@ from rlmath.config.schema import Config, DType
 from rlmath.errors import ModelError
 from rlmath.model.spec import read_model_spec
 
-# Of pre-training, per update.
+# Rate of pre-training, per update.
 BIAS_RATE = 1e-3
 FAULTS: list[Fault] = []
 

@@ -24,7 +24,7 @@ FORMULAS_BYTES = 3_500_000
 TOKENS_BYTES = 3_000_000
 _ROW = ("answer", "accepted", "status", "method", "reward", "rewards", "dropped")
 MAX_STEPS = 1200  # points of a curve
-# What was trained: names and settings.
+# Names and settings that say what was trained.
 FACTS = (
     ("model", "model.path"),
     ("training data", "data.train_paths"),

@@ -10,9 +10,9 @@ from rlmath.config.data import DataConfig
 from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
 from rlmath.types import Group
 
-# Of a false alarm: two epochs are shuffled alike.
+# Probability of a false alarm: two epochs are shuffled alike.
 CHANCE = 1e-9
-# What the samples of a group that passes a filter have, at least two of.
+# Values of which the samples of a group that passes a filter have at least two.
 DIFFERENT: dict[str, tuple[str, Callable[[Group], set[Any]]]] = {
     "variance": ("rewards", lambda group: {s.reward for s in group.samples} - {None}),
     "accuracy": ("grades", lambda group: {s.correct for s in group.samples} - {None}),

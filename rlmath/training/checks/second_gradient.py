@@ -11,7 +11,7 @@ from rlmath.actor.second_gradient import TOLERANCE
 from rlmath.actor.sequence_report import ENTROPY, GRADIENT, OLD, REFERENCE, SequenceReport
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 
-# Of float64 sums in another order.
+# Relative tolerance of float64 sums in another order.
 SUM_TOLERANCE = 1e-9
 _LOG_PROBS = (("old", "old_log_probs", OLD), ("reference", "ref_log_probs", REFERENCE))
 

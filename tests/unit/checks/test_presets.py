@@ -40,4 +40,4 @@ def test_every_experiment_passes_the_checks(name, tmp_path, make_model, make_dat
     text = describe(config, layout)
     assert batch.divides()
     assert f"= {batch.sequences:,} sequences a step" in text
-    assert f"= {batch.sequences_per_rank:,} sequences a rank" in text
+    assert f" {batch.sequences_per_rank:,} sequences" in text

@@ -132,8 +132,8 @@ def test_another_process_imports_it_by_value(file: Path) -> None:
         "objective = pickle.loads(objective)\n"
         "from rlmath.algorithms.losses import LOSSES\n"
         "print(objective.loss_options.scale, LOSSES.get(objective.loss).__name__)\n"
-        "from rlmath.plugins.loading import imported\n"
-        "print(imported())\n"
+        "from rlmath.plugins.loading import imported_plugins\n"
+        "print(imported_plugins())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(given)], capture_output=True, text=True, check=True
@@ -150,11 +150,11 @@ def test_a_process_without_ray_imports_from_its_environment(file: Path, starts: 
     variables = loading.environment()
     file.unlink()
     program = (
-        "from rlmath.plugins.loading import import_from_environment, imported\n"
+        "from rlmath.plugins.loading import import_from_environment, imported_plugins\n"
         "from rlmath.vllm_plugin.register import register\n"
         f"{starts}\n"
         "from rlmath.algorithms.losses import LOSSES\n"
-        "print(LOSSES.get('mine_of_test').__name__, imported().failed)\n"
+        "print(LOSSES.get('mine_of_test').__name__, imported_plugins().failed)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -219,7 +219,7 @@ def run_of(tmp_path, monkeypatch):
             "GroupSource": lambda *_: Source(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
-            "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),
+            "CollapseDetectors": lambda *_: SimpleNamespace(update=lambda *_: []),
             "watch_progress": lambda *_: contextlib.nullcontext(),
             "act": lambda *_: None,
             "evaluate": evaluated,

@@ -27,7 +27,7 @@ from rlmath.model.published import KNOWN
         ("rlmath.actor.group", ["shards"]),
         ("rlmath.checkpoint.state", ["load_optimizer_state", "load_schedule_state"]),
         ("rlmath.training.step_batch", ["sequence_advantages", "estimator_rewards"]),
-        ("rlmath.rewards.mix", ["RewardMix.graded"]),
+        ("rlmath.rewards.mix", ["RewardMix.grade"]),
         ("rlmath.engines.step_loop", ["StepLoop.submit"]),
         ("rlmath.rollout.pool", ["RolloutPool.generate", "RolloutPool.call_workers"]),
         ("rlmath.rollout.seeds", ["request_seed"]),
