@@ -45,6 +45,7 @@ REFUSED = (
     "GPUs are needed, each on one node",  # an engine over several nodes
     "an MoE needs whole sequences",
     "actor.expert_parallel=",  # experts over the ranks of the pipeline too
+    "has no out_proj",  # a matrix of LFM2, and here of models with linear attention
 )
 
 
