@@ -98,6 +98,47 @@ def test_two_steps_on(name, material, tmp_path):
     assert f"next     rlmath evaluate model.path={tmp_path / 'hf'}" in run.stdout
 
 
+# Heads that vLLM's CPU kernels have.
+LINEAR = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "layout"),
+    [
+        ("qwen3_5", {}, ["actor.pipeline_parallel=2"]),
+        pytest.param(
+            "qwen3_next",
+            MOE | {"shared_expert_intermediate_size": 48},
+            [*DATA_2, "actor.expert_parallel=2"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_steps_with_linear_attention_in_bfloat16(family, changes, layout, material, tmp_path):
+    """The gate's limit is what rounding makes of the model; CPU engines have no float32."""
+    given = {"scale": 0.05, "max_positions": 2048, "initializer_range": 0.1, **LINEAR, **changes}
+    settings = [
+        *quickstart_settings(material, tmp_path),
+        *layout,
+        f"model.path={make_for_engines(family, tmp_path / family, **given)}",
+        "runner.steps=3",
+        "weights.verify_every=1",
+        "actor.optimizer.lr=1e-3",
+        # Nothing that it says is right.
+        "algorithm.entropy_coef=0.01",
+    ]
+    refused = rlmath("train", *settings, "--check")
+    assert refused.returncode != 0 and "use bfloat16" in refused.stderr
+    run = rlmath("train", *settings, "model.dtype=bfloat16")
+    assert run.returncode == 0, run.stderr
+    lines = [line for line in metrics(tmp_path) if line["step"] > 0]
+    assert len(lines) == 3
+    assert all(line["train/grad_norm"] > 0 for line in lines)
+    assert 0 < lines[0]["alignment/noise_ratio"] <= 2
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 3
+
+
 @pytest.mark.long
 def test_kl_and_entropy_terms_and_engine_log_probs(material, tmp_path):
     """At the first step the reference is the policy, so the KL is 0; on two context ranks."""
