@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent
-# Of contracts, and of tests in tests/unit that say so.
+# Tier of contracts, and of tests in tests/unit that say so.
 PROCESS = "process"
 TIER_OF_FOLDER = {
     "unit": "fast",
@@ -102,7 +102,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def freeze():
-    """What is imported, collected and left by a file's tests stays; a tenth of the fast tier went
+    """Freeze the imports, items and leftovers of a file's tests; a tenth of the fast tier went
     into searching it for garbage again and again, and each ``gc.collect`` of the code took
     seconds."""
     gc.collect()

@@ -17,7 +17,7 @@ import threading
 
 # A file's tests stay in one process, with the fixtures that they share.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
-# Of e2e, what shares no fixture with the rest, so that two processes can have the whole.
+# Files of e2e that share no fixture with the rest, so that two processes can have the whole.
 APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "train_layouts"))
 # Phases one after the other; in each, runs of pytest in this order, two at a time.
 PHASES = (
@@ -47,7 +47,7 @@ class Run:
     """One pytest, in its own session, so that Ctrl-C reaches it once, from here.
 
     Args:
-        arguments: Of pytest.
+        arguments: Arguments of pytest.
         shown: Print its lines as they come; those of others are printed by ``show``.
     """
 

@@ -1,4 +1,4 @@
-"""What the code relies on in other libraries, one row each, and how a row is checked.
+"""Names of other libraries that the code relies on, one row each, and how a row is checked.
 
 A row names something in a package, says what about it is relied on, and what breaks without it::
 
@@ -36,7 +36,7 @@ class Row:
 
     Attributes:
         target: ``module`` or ``module:qualified.name``.
-        breaks: What stops working, or gives wrong results, when the row no longer holds.
+        breaks: Effect on the code when the row no longer holds.
         has: Attributes of the target. Of a class also those that its methods, or its bases',
             assign to ``self``.
         takes: Parameters that the code passes, in the order of positional use where it is
@@ -95,7 +95,7 @@ def check(row):
         pytest.fail(f"{row.target} {'; '.join(wrong)}: {row.breaks}", pytrace=False)
 
 
-# What was found: an object, or a piece of source.
+# Result of a search: an object, or a piece of source.
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def find_in_source(module, names):
 
 
 def definition(scope, name):
-    """What defines a name in a module or class: also under ``if`` and ``try``."""
+    """Node that defines a name in a module or class: also under ``if`` and ``try``."""
     for node in _statements(scope):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name == name:
@@ -241,7 +241,7 @@ def _attribute(owner, name):
     return found
 
 
-# What is asked of it.
+# Checks of a result.
 
 
 def attributes(found):
@@ -326,7 +326,7 @@ def parameters(found):
 
 
 def _inherited_parameters(found):
-    """Of a class without an ``__init__``: its first base's that has one, or its fields."""
+    """Parameters of a class without an ``__init__``: its first base's with one, or its fields."""
     for parent in _bases(found):
         names, any_keyword = parameters(parent)
         if names or any_keyword:

@@ -48,8 +48,8 @@ class FakeCuda:
     """One process's GPU.
 
     Attributes:
-        races: What was found: operation, stream and what it was not ordered after.
-        host: What the host has waited for.
+        races: Races found: operation, stream and what it was not ordered after.
+        host: Operations that the host has waited for.
     """
 
     def __init__(self):

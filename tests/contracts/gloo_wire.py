@@ -20,7 +20,7 @@ class GlooCommunicator:
     Attributes:
         opened: All of this process.
         roots: From whom each message came.
-        num_bytes: Of all messages.
+        num_bytes: Sum over all messages.
     """
 
     opened: ClassVar[list] = []
@@ -68,6 +68,6 @@ def install():
 
 
 def worker_of(worker, workers):
-    """What vLLM tells a weight transfer engine of its worker."""
+    """Fields of its worker that vLLM gives a weight transfer engine."""
     parallel = SimpleNamespace(data_parallel_index=0, world_size=workers, rank=worker)
     return SimpleNamespace(parallel_config=parallel, model_config=None)

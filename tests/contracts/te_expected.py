@@ -1,4 +1,4 @@
-"""What ``te_layers_program`` has to find, whether Transformer Engine is its fake or itself."""
+"""Results that ``te_layers_program`` has to find, with Transformer Engine or with its fake."""
 
 _DENSE = {
     "input_layernorm": "IdentityOp",

@@ -22,7 +22,7 @@ NAME = "transformer_engine"
 
 
 class _Products(nn.Module):
-    """What products have in common; weights are split as ``parallel_mode`` says."""
+    """Base of all products; weights are split as ``parallel_mode`` says."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class MXFP8BlockScaling(_Recipe): ...
 
 
 class FP8GlobalStateManager:
-    """Of the process, as Transformer Engine's."""
+    """Global state of the process, as Transformer Engine's."""
 
     recipe: _Recipe | None = None
 
@@ -78,12 +78,12 @@ def get_cpu_offload_context(*_, **__):
 
 @dataclass(frozen=True)
 class Product:
-    """What a layer saw when it multiplied.
+    """Record of a layer's multiplication.
 
     Attributes:
-        recipe: Of the context; ``None``: there was none.
-        is_first: What Megatron says of the micro-batch.
-        rows: Of the input.
+        recipe: The context's; ``None``: there was none.
+        is_first: Megatron's flag of the first micro-batch.
+        rows: Rows of the input.
     """
 
     layer: str
@@ -103,7 +103,7 @@ def rounded(values):
 
 
 def product_weight(layer, weight, rows, is_first):
-    """What a layer multiplies by: ``TransformerEngineBaseModule.get_weight_workspace``."""
+    """Weight that a layer multiplies by: ``TransformerEngineBaseModule.get_weight_workspace``."""
     recipe = FP8GlobalStateManager.recipe
     name = None if recipe is None else type(recipe).__name__
     PRODUCTS.append(Product(type(layer).__name__, name, is_first, rows))

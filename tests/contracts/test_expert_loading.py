@@ -1,4 +1,4 @@
-"""What vLLM's loader reads of an expert's whole tensors is the share that its worker names."""
+"""vLLM's loader reads of an expert's whole tensors the share that its worker names."""
 
 from types import SimpleNamespace
 

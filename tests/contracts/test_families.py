@@ -1,4 +1,4 @@
-"""What the families of rlmath/model/families.py take from Megatron and vLLM, and why some are not
+"""Names that rlmath/model/families.py takes from Megatron and vLLM, and why some families are not
 there. A test that fails here says that a refused model may be supported now."""
 
 import pytest
@@ -33,7 +33,7 @@ def test_glm_flash_has_latent_attention_without_yarn():
 
 
 def test_gemma_has_norms_an_activation_and_an_embedding_of_its_own():
-    """What ``rlmath.model.families.Family`` says that all families have is not Gemma 3's."""
+    """Gemma 3 breaks what ``rlmath.model.families.Family`` says that all families have."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
@@ -58,7 +58,7 @@ def test_vllm_rotates_neighboring_pairs_of_several_heads_wrongly(heads, wrong):
     from vllm import _custom_ops as ops
     from vllm.platforms import current_platform
 
-    # Those built for this processor; of two builds in one process the second aborts it.
+    # Only the kernels of this processor; loading a second build in one process aborts it.
     current_platform.import_kernels()
 
     tokens, width = 6, 64

@@ -1,4 +1,4 @@
-"""What rlmath/checkpoint/remote.py asks of fsspec and of its file systems."""
+"""Methods of fsspec and of its file systems that rlmath/checkpoint/remote.py calls."""
 
 import importlib.metadata
 import inspect

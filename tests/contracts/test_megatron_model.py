@@ -23,7 +23,7 @@ KERNELS = f"{CORE}.transformer.custom_layers.batch_invariant_kernels"
 
 
 def source(module):
-    """Of a module that imports only with CUDA or Transformer Engine."""
+    """Source of a module that imports only with CUDA or Transformer Engine."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).read_text()
@@ -111,11 +111,11 @@ def test_one_table_of_rotary_angles_is_kept(monkeypatch):
 
 
 def test_names_of_transformer_engines_layers_in_a_checkpoint():
-    """What is left out of it (rlmath/checkpoint/model_state.py), and how norms are called where
+    """Names left out of a checkpoint (rlmath/checkpoint/model_state.py), and of norms where
     Megatron's own layers save it (rlmath/actor/layers.py)."""
     experts = function(f"{CORE}.extensions.transformer_engine", "TEGroupedLinear")
     assert "f\"{prefix}_extra_state{'' if gemm_idx == 0 else gemm_idx}\"" in experts
-    # What a load without extra state meets.
+    # Result of a load without extra state.
     assert (
         'fp8_checkpoint = any("_extra_state" in str(key) for key in state_dict.keys())' in experts
     )

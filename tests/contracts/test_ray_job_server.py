@@ -67,7 +67,7 @@ def head(environment):
 
 
 def answer(url):
-    """Of an endpoint, which is not there at once."""
+    """Answer of an endpoint, which is not there at once."""
     deadline = time.monotonic() + 90
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What runs over several GPUs and nodes rely on in torch: the place of a GPU, records of NCCL."""
+"""Parts of torch that runs over GPUs and nodes rely on: a GPU's location, records of NCCL."""
 
 import mmap
 from pathlib import Path
@@ -9,7 +9,7 @@ from rlmath.device.flight_recorder import recorder_environment
 
 
 def test_torch_reads_the_variables_of_its_flight_recorder():
-    """Of compiled code: the CPU build has what is common, and NCCL's header."""
+    """Reads compiled code: the CPU build has what is common, and NCCL's header."""
     folder = Path(torch.__file__).parent
     header = folder / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     with (folder / "lib/libtorch_cpu.so").open("rb") as file:

@@ -33,7 +33,7 @@ def test_layers_are_transformer_engines(built, case):
 
 
 PRODUCTS = 4 * 2 * MICRO_BATCHES  # Of the matrices of two layers.
-# What a backward pass computes again: all products of the two layers, or those of their MLPs.
+# Products that a backward pass repeats: all of the two layers, or those of their MLPs.
 AGAIN = {"none": 0, "full": PRODUCTS, "selective": PRODUCTS // 2}
 
 

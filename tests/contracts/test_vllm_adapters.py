@@ -1,4 +1,4 @@
-"""What unmerged adapters (``actor.lora.rollout=unmerged``) rely on in vLLM, on CPU and CUDA."""
+"""Parts of vLLM that unmerged adapters (``actor.lora.rollout=unmerged``) rely on, CPU and CUDA."""
 
 from typing import get_args
 

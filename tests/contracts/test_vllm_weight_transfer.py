@@ -170,7 +170,7 @@ def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(monkeypatch, cuda):
         # It takes part in the gathering all the same.
         assert gathered == version * list(source.values)
     assert not exports and not worker.updates
-    # Of a copy of the model none of whose ranks serves an engine, nothing need be gathered: its
+    # A copy of the model none of whose ranks serves an engine gathers nothing: its
     # GPUs may be full of keys and values, and only an engine on others was started again.
     source.ranks = [2, 3]
     for serving, passes in (({0, 1}, 2), ({3}, 3)):

@@ -18,7 +18,7 @@ TIMEOUT_S = 60
 
 
 class Worker:
-    """What a worker is given, in each update.
+    """Weights that a worker is given, in each update.
 
     Attributes:
         updates: Tensors by name, one dictionary for each finished update.
@@ -89,7 +89,7 @@ class Channel:
     def __init__(self):
         self.destroyed = 0
         self._sent: queue.Queue[Tensor] = queue.Queue()
-        # Of the wire: what it holds is no memory of the trainer, in whose thread bytes are counted.
+        # The wire's contents are not memory of the trainer, in whose thread bytes are counted.
         self._wire = ThreadPoolExecutor(1)
         self.end = SimpleNamespace(broadcast=self._receive, destroy=lambda: None)
 

@@ -33,7 +33,7 @@ def main():
 
 
 def finished(spec):
-    """What vLLM makes of an engine's settings."""
+    """vLLM's config from an engine's settings."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor

@@ -9,7 +9,7 @@ GPUS = 8
 
 
 class H100:
-    """What ``torch.cuda.get_device_properties`` says."""
+    """Result of ``torch.cuda.get_device_properties``."""
 
     name, major, minor = "NVIDIA H100 80GB HBM3", 9, 0
     total_memory, multi_processor_count, uuid = 80 * 2**30, 132, "GPU-0"

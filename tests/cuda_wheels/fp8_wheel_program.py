@@ -20,7 +20,7 @@ TOKENS = 256
 
 
 def quantizers(recipe):
-    """Of weights and of activations, for both directions."""
+    """Quantizers of weights and of activations, for both directions."""
     import transformer_engine.pytorch  # noqa: F401  It loads the extension, which is on no path.
     import transformer_engine_torch as tex
     from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
@@ -65,7 +65,7 @@ def num_bytes(shapes):
 
 
 def context(recipe, recompute):
-    """What each product of a stage sees in a pass, with and without gradients."""
+    """FP8 context of each product of a stage in a pass, with and without gradients."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -11,7 +11,7 @@ import sys
 from tests.contracts.imports import imported_names
 from tests.cuda_wheels.forged import forge_gpus, forge_vllm
 
-# What a CUDA engine runs and the project does not name.
+# Modules that a CUDA engine runs and the project does not name.
 OF_ENGINES = (
     "vllm.device_allocator.cumem",
     "vllm.distributed.device_communicators.pynccl",

@@ -34,7 +34,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 class Worker:
-    """What the fingerprints ask for."""
+    """Attributes that the fingerprints read."""
 
     def __init__(self, actor):
         self.actor = actor

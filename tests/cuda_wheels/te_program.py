@@ -31,7 +31,7 @@ def layers():
 
 
 def models(jobs):
-    """What the actor builds for each job, from one process."""
+    """Models that the actor builds for each job, from one process."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

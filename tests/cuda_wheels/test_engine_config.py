@@ -1,4 +1,4 @@
-"""What the project's engine set-up becomes in vLLM on H100s."""
+"""vLLM's config for the project's engine set-up on H100s."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which GPUs, step sizes and schedules vLLM makes of the engines of a node, and with batch
+"""GPUs, step sizes and schedules that vLLM makes of the engines of a node, also with batch
 invariance."""
 
 import json

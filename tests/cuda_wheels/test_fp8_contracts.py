@@ -1,4 +1,4 @@
-"""What ``actor.fp8`` relies on in Transformer Engine's source; each says what breaks when it goes.
+"""Source of Transformer Engine that ``actor.fp8`` relies on; each says what breaks when it goes.
 
 ``tests/contracts/te_stand_in_fp8.py`` copies these rules for the plain suite.
 """
@@ -96,7 +96,7 @@ def test_a_blockwise_copy_without_its_transpose_would_be_kept():
     text = ast.unparse(found)
     assert "isinstance(out, MXFP8TensorStorage)" in text
     assert "Float8BlockwiseQTensorStorage" not in text
-    # Of a layer that is recomputed the transpose is made of the copy, as weights are in squares.
+    # A recomputed layer's transpose is made of the copy, as weights are in squares.
     usage = function(
         "tensor/storage/float8_blockwise_tensor_storage",
         "Float8BlockwiseQTensorStorage",

@@ -55,7 +55,7 @@ class Case:
         layers: One of Transformer Engine's that has to be among its own.
         lora: Whether adapters are trained.
         changes: To ``SIZES``.
-        layout: Of the ranks.
+        layout: Layout of the ranks.
     """
 
     family: str

@@ -53,7 +53,7 @@ def jobs_of(overrides):
 
 @pytest.fixture(scope="module")
 def built():
-    """What each preset's ranks build, beside the job; from one process."""
+    """Models that each preset's ranks build, beside the job; from one process."""
     jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
     answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
     found = {name: [] for name in PRESETS}

@@ -1,4 +1,4 @@
-"""What Megatron and the project use of Transformer Engine is in the installed version."""
+"""Names of Transformer Engine that Megatron and the project use are in the installed version."""
 
 import ast
 

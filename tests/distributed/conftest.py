@@ -4,7 +4,7 @@ from tests.distributed.rank_pool import RankPool
 from tests.support.models import make_model
 
 
-# Of each module its own, which costs a fork: what a module leaves of gloo's threads ends with the
+# Each module forks its own ranks: gloo's threads that a module leaves behind end with the
 # processes.
 @pytest.fixture(scope="module")
 def ranks():

@@ -93,10 +93,10 @@ def grade_and_lose_nodes(cluster, others):
 
 
 def grades(grader, part, first, meanwhile=None):
-    """Of many answers that only workers can compare, every third of them wrong.
+    """Grade many answers that only workers can compare, every third of them wrong.
 
     Args:
-        grader: That grades.
+        grader: Grader to call.
         part: In all answers, so that no two parts ask the same.
         first: An answer before them that takes too long.
         meanwhile: Called when the first grades are there.

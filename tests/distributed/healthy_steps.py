@@ -71,13 +71,13 @@ PLAIN = ("quickstart", "actor.tensor_parallel=1")
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """A case of training.
 
     Attributes:
-        model: Of the published ones, shrunk.
+        model: A published model, shrunk.
         words: Recipe or experiment, and settings.
-        lag: Of the oldest tokens, in steps.
-        layers: Of the model, at most.
+        lag: Policy lag of the oldest tokens, in steps.
+        layers: Most layers of the model.
         after: Fields of ``algorithm`` that shrinking changes, as they were.
     """
 
@@ -224,7 +224,7 @@ def groups_of(config: Config, step: int, lag: int) -> list[Group]:
 
 
 def run_of(config: Config, step: int) -> Any:
-    """What checks and batches read of a run."""
+    """Fields of a run that checks and batches read."""
     sampling = SimpleNamespace(
         rewards=SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)]),
         pool=SimpleNamespace(weights_version=step - 1),
@@ -252,7 +252,7 @@ def plan_of(config: Config, step: int) -> StepPlan:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank says of a step."""
+    """Report of a rank on a step."""
 
     report: StepResult
     changes: WeightChanges
@@ -311,7 +311,7 @@ def on_rank(
 
 
 def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
-    """What the step checks of the driver say."""
+    """Findings of the driver's step checks."""
     checks: list[StepCheck] = [
         *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts(), SecondGradient()),
         *(ChangedWeights(), OptimizerSteps(), StillWeights()),
@@ -345,7 +345,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
 def run(
     pool: RankPool, case: Case, steps: int, plant: Callable[[Any], None] | None = None
 ) -> list[str]:
-    """What the checks said of a case."""
+    """Findings of the checks on a case."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings_of(case, Path(folder), steps)
         layout = resolve_layout(config, Device.cpu).actor

@@ -6,7 +6,7 @@ import torch
 
 
 class _Late:
-    """What a gather has brought, until someone waits for it; takes no other rank to do so."""
+    """Result of a gather, hidden until someone waits for it; takes no other rank to do so."""
 
     def __init__(self, places, values):
         self._places, self._values = places, values

@@ -124,7 +124,7 @@ def sync(folder, case, shares, num_engines):
     connection, wrong, sent, refused = None, [], [], []
 
     def refusal(what, *arguments):
-        """What this rank is told when the last worker of the last engine keeps other experts; and
+        """Error of this rank when the last worker of the last engine keeps other experts; checks
         that neither it nor a worker has begun to wait for another."""
         before = [one.num_bytes for one in GlooCommunicator.opened]
         last = engines[-1].workers[-1] if engines else None
@@ -185,7 +185,7 @@ def connection_has_shares(connection):
 
 
 def _expected(whole, share, experts):
-    """What a worker's model is given: experts as far as it keeps them."""
+    """Tensors of a worker's model: experts as far as it keeps them."""
     found = {}
     for name, tensor in whole.items():
         if name in experts and share.experts is not None and experts[name] not in share.experts:

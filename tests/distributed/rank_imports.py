@@ -25,6 +25,6 @@ import rlmath.weights.megatron  # noqa: E402, F401
 # The first use loads it; the package itself is lazy.
 _ = transformers.AutoConfig
 
-# What is imported stays: no collection of garbage in a rank looks at it, nor copies its pages.
+# Freeze the imports: no collection of garbage in a rank looks at them, nor copies their pages.
 gc.collect()
 gc.freeze()

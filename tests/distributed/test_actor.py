@@ -44,7 +44,7 @@ def test_log_probs_and_entropy_are_those_of_hugging_face(ranks, tiny_model, layo
     torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
 
 
-# What looks at whole sequences: the mask against old mistakes, and weights against the mismatch.
+# Rules over whole sequences: the mask against old mistakes, and weights against the mismatch.
 CORRECTED = dataclasses.replace(
     UPDATE, objective=dataclasses.replace(UPDATE.objective, off_policy_mask_kl=0.05)
 )
@@ -296,7 +296,7 @@ def test_equal_rewards_change_no_weight(ranks, tiny_model):
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_layers_keep_what_a_plan_counts(ranks, tiny_model, tensor_parallel):
-    """What four layers keep more than their inputs, by autograd and by ``rlmath plan layout``.
+    """Bytes that four layers keep beyond their inputs, by autograd and by ``rlmath plan layout``.
 
     Beside what is counted a norm keeps one number per token; attention pads nothing here.
     """

@@ -103,7 +103,7 @@ def test_resuming_in_another_layout_is_equal_up_to_rounding(
 
 
 def run_shares(layout, platform, model, loading):
-    """What describing the optimizer's tensors takes on a rank."""
+    """Bytes that describing the optimizer's tensors takes on a rank."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
 
     memory.GATHER_BUFFER_BYTES = 2**14
@@ -240,7 +240,7 @@ def test_a_reference_that_has_changed_is_in_the_checkpoint(
 
 
 def run_load_with(layout, platform, model, changes, folder):
-    """What a load says, and the learning rate after it."""
+    """Messages of a load, and the learning rate after it."""
     actor = build(layout, platform, model, **changes)
     try:
         load_model(actor, folder)
@@ -318,7 +318,7 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(ranks, tin
 
 
 def run_unsaveable(layout, platform, model, which):
-    """What a rank's start says when a stage describes one part of two of something.
+    """Error of a rank's start when a stage describes one part of two of something.
 
     Args:
         which: The model with that stage: ``actor``, ``value`` or ``none``, which is not trained.

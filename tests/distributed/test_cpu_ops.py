@@ -1,4 +1,4 @@
-"""What takes the place of Megatron's operators on a CPU gives what they give."""
+"""Operators that replace Megatron's on a CPU give what those give."""
 
 from types import SimpleNamespace
 

@@ -66,7 +66,7 @@ class Run:
         self.recorded, self.replay = recorded, replay
 
     def __call__(self, layout, platform, model, batch):
-        # Of the stage's layers one is run again in the backward pass, and others are not.
+        # One of the stage's layers is run again in the backward pass, and others are not.
         settings = ModelSettings(
             torch.float32, sequence_parallel=True, recompute="full", recompute_num_layers=1
         )
@@ -76,7 +76,7 @@ class Run:
             model,
             model=settings,
             routing_replay=self.replay,
-            # Of the passes that the update does not replay.
+            # Passes that the update does not replay.
             max_tokens_per_forward=160,
         )
         update = StepPlan(routing_mismatch=True)
@@ -196,7 +196,7 @@ def mean_difference(found, log_probs):
 
 
 def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expected):
-    """Of data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier."""
+    """Data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier."""
     results = ranks.run(LAYOUT, Run(), mixture, batch)
     old, noisy, reference, first = (
         gather(batch, [getattr(one, name) for one in results])
@@ -241,7 +241,7 @@ def test_an_update_without_a_pass_before_it(ranks, mixture, batch, expected):
 
 
 def test_routes_of_the_neighboring_token_are_seen(mixture, batch, expected):
-    """What the tests above would find if a slice were off by one."""
+    """A slice that is off by one fails the tests above."""
     shifted = dataclasses.replace(batch, routes=batch.routes.roll(1, 0))
     with torch.no_grad():
         log_p, _, _ = forced(load(mixture), shifted)

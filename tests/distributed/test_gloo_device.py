@@ -50,5 +50,5 @@ def test_groups_share_a_device(tmp_path):
         answers = [rank.communicate(timeout=120) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], answers
         counts[kind] = [int(out) for out, _ in answers]
-    # What makes the sharing worth it; if torch shares one day, ours can go.
+    # The reason for sharing; if torch shares one day, ours can go.
     assert counts == {"shared": [1, 1], "torch's": [7, 7]}

@@ -1,4 +1,4 @@
-"""Which GPU each rank and each engine worker gets from Ray, on virtual nodes with GPUs that are not
+"""Placement of ranks and engine workers by Ray, on virtual nodes with GPUs that are not
 there; see ``simulated_cluster.py`` for what is real and what stands in."""
 
 import itertools
@@ -39,7 +39,7 @@ NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1
 
 
 def placed(cases, **environment):
-    """What each case gave; one start of Ray for all."""
+    """Placements of all cases, from one start of Ray."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
         capture_output=True,
@@ -59,7 +59,7 @@ def bad_nodes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(bad_nodes):
-    """What the cases of the plain command gave."""
+    """Output of the plain command's cases."""
     more = {"refused": REFUSED, "spare": SPARE, "none spare": NONE_SPARE}
     return placed({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
 
@@ -77,7 +77,7 @@ def test_ranks_and_engine_workers_get_gpus_node_by_node(found, name):
 
 
 def check(given, wanted):
-    """Of one case: what Ray gave, and what was asked for."""
+    """Compare the GPUs that Ray gave in one case with those asked for."""
     ranks, engines = gpus_of(given)
     # Ray did number the bundles across nodes.
     assert given["bundles"] != sorted(given["bundles"])

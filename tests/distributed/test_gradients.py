@@ -25,13 +25,13 @@ from tests.support.models import make_config, perturb
 
 DENSE = ("qwen2", "qwen3", "olmo3", "qwen3_5")
 EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3", "qwen3_next")
-# What these add is the names of their files, or a part of another's.
+# These add only the names of their files, or a part of another's.
 MORE_DENSE = ("qwen2_tied", "llama3", "mistral", "phi3", "olmo2")
 MORE_EXPERTS = ("qwen3_235b", "qwen3_5_moe")
 # Their state is one rank's.
 LINEAR = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 PLAN = StepPlan(objective=ObjectiveSettings(entropy_coef=0.01))
-# Of the largest element: rounding in float32. Half a sum over two ranks would be 0.5.
+# Relative to the largest element: rounding in float32. Half a sum over two ranks would be 0.5.
 LIMIT = 2e-4
 
 
@@ -55,7 +55,7 @@ class Setup:
         )
 
     def families(self, dense, experts):
-        """Those that may be trained so; see ``rlmath/checks/layout.py``."""
+        """Families that this layout can train; see ``rlmath/checks/layout.py``."""
         layout = self.layout
         takes_experts = layout.context_parallel == 1 and (
             layout.tensor_parallel == 1 or self.sequence_parallel
@@ -171,7 +171,7 @@ def contiguous_sums():
 
 
 def run(layout, platform, folders, batch, setup):
-    """Of each model its gradients, where two ranks differ, and the norm, on this rank."""
+    """Gradients of each model, where two ranks differ, and the norm, on this rank."""
     found = {}
     for family, folder in folders.items():
         actor = build(
@@ -204,7 +204,7 @@ def run(layout, platform, folders, batch, setup):
 
 
 def wrong(found, expected):
-    """What is wrong with the gradients of a rank, one line for each parameter."""
+    """Errors in the gradients of a rank, one line for each parameter."""
     gradients, drifted, norm = found
     if drifted:
         yield drifted

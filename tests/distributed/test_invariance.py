@@ -22,7 +22,7 @@ ALL = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
 # An aggregation makes weights of tokens before any loss is computed, so a few pairs have all that
 # could differ: each loss once, and each aggregation. The long tests have all pairs.
 FEW = list(zip(LOSSES.names(), itertools.cycle(AGGREGATIONS.names()), strict=False))
-# Of a gradient of nearly 0, or a loss that is a small difference of terms of size 1, a rounding or
+# Where a gradient is nearly 0, or a loss is a small difference of terms of size 1, a rounding or
 # two of those terms is left.
 RELATIVE, ABSOLUTE = 1e-5, 3e-7
 
@@ -97,7 +97,7 @@ def check_minibatches(batch, in_two, in_one):
 
 
 def counted(kind, share):
-    """What the aggregation takes the mean over: tokens, sequences or prompts of the loss."""
+    """Number of tokens, sequences or prompts of the loss that the aggregation averages over."""
     sequences = [
         group
         for group, mask in zip(

@@ -22,7 +22,7 @@ from tests.support.models import perturb
 from tests.support.resumed_runs import changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
-# Of a chunk of the recurrence, one more, several, and fewer than the convolution sees.
+# A chunk of the recurrence, one more, several, and fewer than the convolution sees.
 LENGTHS = [64, 2, 65, 150, 3, 29, 128]
 
 

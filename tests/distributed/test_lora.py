@@ -188,7 +188,7 @@ def run(layout, platform, model, batch, lora, changes):
     return values, [metrics, second], grads, trained, moved, held, actor.log_probs(batch)
 
 
-# Of data-parallel ranks with the distributed optimizer each has a part of the summed gradient.
+# With the distributed optimizer each data-parallel rank has a part of the summed gradient.
 PLAIN_OPTIMIZER = {"optimizer": {"distributed": False}}
 CASES = [
     ("all", LAYOUTS[1], PLAIN_OPTIMIZER),
@@ -210,7 +210,7 @@ def adapters(tmp_path_factory, tiny_model):
 
 
 def expectation(model, lora):
-    """Of the dense model in float64: a batch, log-probs, gradients by PEFT's names, their norm."""
+    """The dense model in float64: a batch, log-probs, gradients by PEFT's names, their norm."""
     batch, found = make_batch(), dense(model, lora)
     log_probs, mask = dense_log_probs(found, batch), batch.loss_mask
     # With the policy as its own old policy the ratio is 1, and its gradient that of log p.
@@ -313,7 +313,7 @@ def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(ranks, 
 
 
 def run_merged(layout, platform, model, folder, lora):
-    """What is sent, from the device and from host memory; a folder of each kind is written."""
+    """Tensors sent from the device and from host memory; a folder of each kind is written."""
     worker = ActorWorker.__new__(ActorWorker)
     worker.platform, worker.rank = platform, 0
     actor = build(layout, platform, model, lora=lora, offload="all")
@@ -421,7 +421,7 @@ def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
         actor.load_parameters()
         with actor.device_state.optimizer_readable():
             pending = begin_save(actor, folder, in_background=True)
-        # What is written is of this moment, whatever happens meanwhile.
+        # The checkpoint has the state of this moment, whatever happens meanwhile.
         result = [actor.update(batch, PLAIN, seed=before + s).minibatches[0] for s in range(after)]
         pending.wait()
     else:

@@ -24,7 +24,7 @@ models = test_gradients.models
 TP2, DP2 = Layout(2, 1, 1), Layout(1, 1, 2)
 
 
-# What is undone here is rlmath's remedy, or what it relies on.
+# Each fault removes one of rlmath's remedies, or something that it relies on.
 
 
 def finalizing():
@@ -270,7 +270,7 @@ def run_windows(layout, platform):
 
 
 def run_micro_batches(layout, platform, folder, batches, overlap):
-    """Of one actor, the number of micro-batches and the gradients of each batch in turn."""
+    """Number of micro-batches and gradients of each batch in turn, from one actor."""
     actor = build(layout, platform, folder, overlap_gradients=overlap, optimizer={"lr": 0.0})
     norm_of, gradients = actor.gradient_norm, []
 

@@ -28,7 +28,7 @@ from tests.support.models import make_mixture
 ONE, EP2 = Layout(1, 1, 1), Layout(1, 1, 2, expert_parallel=2)
 # The size of their result is known only once their input is.
 OF_UNKNOWN_SIZE = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
-# What torch does on CPU tensors without an operator: methods, and copies of host data.
+# Operations of torch on CPU tensors without an operator: methods, and copies of host data.
 READS = ("tolist", "numpy", "cpu", "to")
 COPIES = ("tensor", "as_tensor", "from_numpy")
 
@@ -100,7 +100,7 @@ class Waits(TorchDispatchMode):
 
 
 def run(layout, platform, model, changes, passes, with_values):
-    """What waited in the passes of a step and in the updates."""
+    """Waits in the passes of a step and in the updates."""
     waits, schedule = Waits(), model_base.run_schedule
 
     def watched(*args, **kwargs):

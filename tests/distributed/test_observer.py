@@ -1,4 +1,4 @@
-"""What is observed of an update is right, and the same on every layout."""
+"""Observations of an update are right, and the same on every layout."""
 
 import dataclasses
 
@@ -76,7 +76,7 @@ def test_gradients_are_compared_as_one_vector(alone):
 
 
 def test_the_pull_of_a_token_is_what_the_loss_says(alone, batch):
-    """Of REINFORCE: its weight times its advantage, whatever the policy."""
+    """The pull of REINFORCE is its weight times its advantage, whatever the policy."""
     (first, second), shard = alone
     weights = torch.zeros_like(first[2])
     for share in shard.shares():

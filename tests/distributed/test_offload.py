@@ -89,7 +89,7 @@ def state_of(worker):
 
 
 def bytes_left(worker, before):
-    """Of tensors in this process, but for the copies that ought to be there."""
+    """Bytes of tensors in this process, but for the copies that ought to be there."""
     wanted = [*(worker.actor.reference or [])]
     for model in worker._models().values():
         wanted += model.device_state._host.values()
@@ -114,7 +114,7 @@ def watch_backward(model, seen):
 
 @dataclasses.dataclass
 class Found:
-    """What a rank gave with one value of ``actor.offload``."""
+    """Results of a rank with one value of ``actor.offload``."""
 
     steps: list[Any]
     state: dict[str, Tensor]
@@ -159,7 +159,7 @@ def run(layout, platform, model, batch, folder):
         and len(optimizer.out_in_backward) == 8,
         "all: in": not any(everything.out_in_backward),
         "tensors": none.state.keys() == optimizer.state.keys() == everything.state.keys(),
-        # Of 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
+        # 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
         "optimizer: device": optimizer.residue[1].device_bytes <= 0.36 * held,
         "all: device": everything.residue[1].device_bytes < 0.01 * held,
         "all: weights stay to be sent": everything.residue[0].device_bytes > 0.05 * held,

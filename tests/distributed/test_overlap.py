@@ -56,7 +56,7 @@ LORA = {"lora": Lora(rank=16, alpha=4.0, targets=("q_proj", "up_proj"))}
     ("model", "layout", "changes"),
     [
         ("untied", Layout(2, 1, 2), {}),
-        # Of the last stage's copy of the table the output layer alone has a gradient.
+        # In the last stage's copy of the table the output layer alone has a gradient.
         ("tied", Layout(1, 2, 2, virtual_stages=2), {}),
         ("untied", Layout(1, 1, 1, context_parallel=2), PLAIN),
         ("mixture", Layout(1, 1, 2, expert_parallel=2), {}),

@@ -49,7 +49,7 @@ def adam_of(actor):
 
 @dataclasses.dataclass
 class After:
-    """What a rank has after its updates."""
+    """State of a rank after its updates."""
 
     metrics: list[dict[str, float]]
     weights: list[Tensor]
@@ -158,7 +158,7 @@ def loaded(worker):
 
 
 def sent(worker):
-    """What a weight sync reads, of merged weights under LoRA."""
+    """Fingerprints that a weight sync reads, of merged weights under LoRA."""
     return worker._gatherer().fingerprints()
 
 
@@ -186,7 +186,7 @@ def renewed_reference(worker):
 
 
 def checkpoint(worker):
-    """What a checkpoint reads, from the worker and alone."""
+    """State dicts that a checkpoint reads, from the worker and alone."""
     with worker._readable():
         return weights(worker)
 
@@ -234,7 +234,6 @@ READERS = [
 
 
 def run_readers(layout, platform, model, lora, value):
-    """What is wrong of the readers on this rank."""
     worker = worker_of(layout, platform, model, lora, value)
     models = list(worker._models().values())
     complete = [one.detach().clone() for m in models for one in m.module.parameters()]

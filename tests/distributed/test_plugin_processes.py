@@ -34,7 +34,7 @@ def test_a_node_without_a_package_is_named(
     own_plugins,  # noqa: F811
     monkeypatch,
 ):
-    # Of this process alone, as a package is that only the driver's node has.
+    # Only this process has the module, like a package that only the driver's node has.
     monkeypatch.setitem(sys.modules, "only_here_of_mine", ModuleType("only_here_of_mine"))
     load([*GIVEN, "plugins=[only_here_of_mine]"])
     with pytest.raises(ConfigError) as caught, ray_session(ClusterConfig(object_store_mib=80)):

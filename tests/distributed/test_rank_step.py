@@ -72,7 +72,7 @@ def batch():
     teacher = torch.linspace(-9.0, -0.1, tokens)[
         torch.randperm(tokens, generator=torch.manual_seed(0))
     ]
-    # What the loss leaves out was not sampled.
+    # Tokens that the loss leaves out were not sampled.
     return dataclasses.replace(
         made, advantages=None, teacher_log_probs=teacher, model_mask=made.loss_mask
     )
@@ -139,7 +139,7 @@ def test_layouts(layout, ranks, tiny_model, batch, alone):
 
 
 def test_what_needs_the_whole_step_is_of_the_whole_step(alone, batch):
-    # What a teacher adds comes last.
+    # A teacher's term comes last.
     term = distill(
         alone["old"], batch.teacher_log_probs, batch.loss_mask, batch.response_lengths, **DISTILL
     )

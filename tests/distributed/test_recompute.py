@@ -71,7 +71,7 @@ def run(layout, platform, model, batch, modules, lora):
         ("mixture", Layout(2, 1, 2, expert_parallel=4), ("mlp", "moe"), None),
         ("glm", ONE, ("shared_experts",), None),
         ("hybrid", Layout(2, 1, 1), ("core_attn", "moe"), None),
-        # What the first layer's feed-forward takes needs no gradient: all before it is frozen.
+        # The input of the first layer's feed-forward needs no gradient: all before it is frozen.
         ("tiny_model", ONE, ("mlp",), Lora(rank=2, alpha=4.0, targets=("up_proj",), layers=(0,))),
     ],
     ids=str,

@@ -28,7 +28,7 @@ ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
 LAYOUTS = [Layout(2, 1, 2, expert_parallel=2), Layout(1, 2, 2, expert_parallel=2)]
 UPDATE = StepPlan(minibatches=2)
-# Of the stage's layers some are run again in the backward pass, and others not.
+# Some of the stage's layers are run again in the backward pass, and others not.
 RECOMPUTE = {"recompute": "full", "recompute_num_layers": 1}
 REPLAYED = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
 R2 = "old_log_probs"
@@ -48,7 +48,7 @@ def batch():
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What a rank saw of a step: the log-probs of the old pass, of the update's first minibatch and
+    """Results of a rank's step: the log-probs of the old pass, of the update's first minibatch and
     after the update, its figures, and the bytes of its routes."""
 
     old: TokenValues | None
@@ -116,7 +116,7 @@ def movement(layer):
 
 @contextlib.contextmanager
 def ties_broken(to_last):
-    """Of equal scores ``topk`` may take any: let it take the last ones or the first ones."""
+    """Let ``topk``, which may take any of equal scores, take the last ones or the first ones."""
     topk = torch.topk
 
     def chosen(scores, k, dim=-1):
@@ -344,7 +344,7 @@ def test_figures_and_bytes(on_one_rank, batch):
 
 
 def run_wrong_order(layout, platform, model, batch):
-    """What is said of updates without the routes of their shard's own pass."""
+    """Error of updates without the routes of their shard's own pass."""
     actor = build(layout, platform, model, routing_replay=R2)
     said = []
 

@@ -99,7 +99,7 @@ def run(layout, platform, model, batch, lora):
 
 
 def sentences(of_ranks, batch):
-    """What the driver's checks say."""
+    """Findings of the driver's checks."""
     results = [one for one, _, _ in of_ranks if one is not None]
     result = UpdateResult.join(results)
     report = result.sequences

@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 class Worker:
-    """What ``state_of`` reads."""
+    """Fields that ``state_of`` reads."""
 
     def __init__(self, actor):
         self._actor = actor

@@ -15,7 +15,7 @@ from tests.support.models import make_mixture
 
 
 def run(layout, platform, model, distributed):
-    """Of weights as they are sent, as they are counted here, and of gradients that are equal to
+    """Fingerprints of weights as they are sent, as they are counted here, and of gradients equal to
     the weights where a rank has reduced them, and nonsense elsewhere."""
     actor = build(layout, platform, model, optimizer={"distributed": distributed})
     gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel)
@@ -32,7 +32,7 @@ def run(layout, platform, model, distributed):
 
 
 def _check_slices(gatherer, sent):
-    """Those of the slices of a round add up, as engines hold them as sent and in FP8."""
+    """Check that slices of a round add up, as engines hold them as sent and in FP8."""
     shapes = {meta.name: meta.shape for meta in gatherer.tensors}
     whole = frozenset(name for name in shapes if ".experts." in name)
     for packed in (True, False):

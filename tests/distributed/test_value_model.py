@@ -167,7 +167,7 @@ def learn(layout, platform, model, batch):
         # The head is 0 at first, though these values are not; below it there is no gradient then.
         found = value_model.step_findings
         assert step == 0 or not any(one.kind for _, one in found), found
-    # What the step checks say of a matrix that gets nothing, and of the embedding.
+    # The step checks know a matrix without a gradient, and the embedding.
     assert value_model.gradient_shares is not None
     name, matrix = value_model.gradient_shares.layers[0]
     embedding = value_model.chunks[0].embedding.word_embeddings.weight

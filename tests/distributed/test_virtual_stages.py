@@ -65,7 +65,7 @@ def run_values(layout, platform, model):
 
 
 def test_layers_are_found_where_values_part(ranks, tiny_model):
-    """What find_divergence compares: every layer of every chunk, by its number in the model."""
+    """find_divergence compares every layer of every chunk, by its number in the model."""
     (expected,) = ranks.run(ONE, run_values, tiny_model)
     found, _ = ranks.run(VP2, run_values, tiny_model)
     assert found.keys() == expected.keys()

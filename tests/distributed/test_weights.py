@@ -86,7 +86,7 @@ def _check_round_trip(ranks, folder, case):
 
 
 def _planned_sends(folder, case):
-    """What the plan says that each rank of the first copy of the model gives."""
+    """Tensors that each rank of the first copy of the model sends by the plan."""
     chunks = case.vp or 1
     layout = Layout(case.tp, case.pp, pipeline_layers=case.stages, virtual_stages=chunks)
     spec = read_model_spec(folder)
@@ -219,7 +219,7 @@ def test_a_rank_gets_its_share_of_the_experts_alone(ranks, folders, family, case
                         lacks_bytes += len(lacks) * whole.nbytes // whole.shape[dim]
                 assert torch.equal(got["shared"][name].isnan(), expected.isnan()), name
                 assert torch.equal(got["shared"][name].nan_to_num(), expected.nan_to_num()), name
-            # What it wants and does not hold, and nothing else of the experts.
+            # It receives the experts that it lacks, and no others.
             of_all, none, nothing = got["whole_bytes"]
             dense, received, given = got["shared_bytes"]
             assert (none, nothing) == (0, 0)
@@ -259,7 +259,7 @@ OVER_NCCL = {
     ),
     # Another copy of the model sends nothing.
     "uneven": ("qwen3_moe", {"pp": 2, "stages": [1, 3]}, [[None, 0, 2], [None, 1, 2]], 2),
-    # Of two ranks with a copy of the model, rank 0 sends all to all four workers.
+    # Where two ranks have a copy of the model, rank 0 sends all to all four workers.
     "few": ("qwen3_moe", {"pp": 2}, [[None, part, 4] for part in range(4)], 1),
 }
 SENDERS = {"stages": 4, "engines": 2, "whole experts": 2, "uneven": 2, "few": 1}
@@ -365,7 +365,7 @@ def test_weights_that_no_model_has_are_named(ranks, folders, tmp_path, damage):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         assert ranks.call("refused", str(folder), Case(tp=2, pp=2)) == [None] * 4
-        # Of the last row: the second tensor rank's, on the first stage and on the last.
+        # Last row: the second tensor rank's, on the first stage and on the last.
         tensors["lm_head.weight"][-1, 3] += 1.0
         said, by = "tie_word_embeddings to false", [1, 3]
     else:
@@ -400,7 +400,7 @@ OF_A_DENSE_MODEL = [fault for fault in FAULTS if fault not in OF_OTHER_MODELS]
         ("one layer shifted", Case(), "qwen2"),
         # Each rank has a part of what is damaged, or none of it.
         *[(fault, Case(tp=2, pp=2), "qwen2") for fault in OF_A_DENSE_MODEL],
-        # Whose files have the matrices as one.
+        # Phi-3's files have the matrices as one.
         ("k and v swapped", Case(tp=2, pp=2), "phi3"),
         ("gate and up swapped", Case(tp=2, pp=2), "phi3"),
         ("a router's bias left out", Case(pp=2, ep=2), "glm4_moe"),

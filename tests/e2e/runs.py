@@ -12,7 +12,7 @@ from rlmath.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 600
-# Of every process that a test starts, for finding those that stay behind.
+# Set for every process that a test starts, to find those that stay behind.
 MARK = "RLMATH_TEST_RUN"
 
 
@@ -37,7 +37,7 @@ def rlmath(*arguments, **options):
 
 
 def command_here(*arguments):
-    """What a command prints that reads a run's folder; in this process, as imports take most of its
+    """Output of a command that reads a run's folder; in this process, as imports take most of its
     time."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         code = main(list(arguments))
@@ -96,7 +96,7 @@ def _marked(mark):
 
 
 def replayed(run_dir, *arguments):
-    """What ``rlmath replay`` found, which is what the run did."""
+    """Check that ``rlmath replay`` finds what the run did."""
     found = rlmath("replay", str(run_dir), *arguments, "--json")
     assert found.returncode == 0, found.stdout + found.stderr
     result = json.loads(found.stdout)

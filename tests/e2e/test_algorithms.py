@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
 
-# What a clock decides.
+# Metrics that a clock decides.
 VARIES = ("timing/", "throughput/", "time_s", "memory/", "rollout/idle_share")
 REWARD = f"{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd"
 SETTINGS = [

@@ -41,7 +41,7 @@ def test_why_shows_what_a_real_run_recorded(learned):
     said = command_here("why", str(learned), address)
     assert f"seed {row['seed']}, engine 0, weights version 1" in said
     assert "the advantages: sum over its" in said
-    # What was traced token by token is what the step's digests say of the same sequences.
+    # Token traces have the sequences of the step's digests.
     details = read_details(learned, 2)
     assert details is not None
     traced = list(read_tokens(learned, 2))

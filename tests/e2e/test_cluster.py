@@ -60,7 +60,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material, tmp_path):
     run_dir = tmp_path / "run"
     settings = across_nodes(material, run_dir)
     (tmp_path / "shared").mkdir()
-    # Of an earlier run: nobody listens there.
+    # An earlier run's address: nobody listens there.
     (tmp_path / "shared" / "ray_address.test").write_text("10.77.0.9:6379\n")
     with nodes(world) as members:
         logs = [(tmp_path / f"rank_{rank}.txt").open("w") for rank in range(world)]
@@ -85,7 +85,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material, tmp_path):
     assert codes == [0, 0, 0], "\n".join(texts)
     assert "cluster is complete: 3 nodes, 12 CPU slots" in texts[0]
     assert "waiting for the head" in texts[1]
-    # Which of them joins first is open.
+    # Either of them may join first.
     assert re.search(r"missing [12] of 3 nodes \(RANK [12]", texts[0]), texts[0]
     lines = metrics(run_dir)
     assert [line["step"] for line in lines] == [1, 2]

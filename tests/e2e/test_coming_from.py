@@ -28,7 +28,7 @@ def call(folder, words):
 
 
 def imported_and_trained(folder, title, trains):
-    """What the import said. Of the page's commands, that which trains on a GPU is left out."""
+    """Output of the import. Runs the page's commands, but for the one that trains on a GPU."""
     files, commands = section(title)
     for name, content in files.items():
         (folder / name).write_text(content)

@@ -69,7 +69,7 @@ def test_it_resumes_to_the_same_bits_and_is_replayed(material, teacher, straight
     assert found["step"] == 2 and {"teacher_log_probs", "advantages", "weights"} <= set(found)
     assert found.pop("settings") != wanted.pop("settings")
     assert found == wanted
-    # What the teacher said is kept, so that a replay starts none.
+    # The teacher's answers are kept, so that a replay starts none.
     replay = rlmath("replay", str(straight), "2", "--json")
     assert replay.returncode == 0, replay.stderr
     (step,) = json.loads(replay.stdout)["steps"]

@@ -18,7 +18,7 @@ def drill(folder, *words):
     return done.returncode, json.loads(found.read_text()), done.stdout + done.stderr
 
 
-# What each alarm says. A UserError is no failure of a component, so the supervisor starts nothing
+# Message of each alarm. A UserError is no failure of a component, so the supervisor starts nothing
 # again (tests/unit/training/test_supervise.py). Where it is about log-probs, the live ranks and
 # engine were compared layer by layer.
 SAID = {
@@ -36,7 +36,7 @@ SAID = {
 @pytest.mark.parametrize(
     "names",
     [
-        # What of the others needs no run: tests/unit/commands/drill, tests/engine/.
+        # The other faults need no run: tests/unit/commands/drill, tests/engine/.
         pytest.param(("attention_scale",), id="engine"),
         pytest.param(tuple(SAID), id="each place", marks=pytest.mark.long),
     ],

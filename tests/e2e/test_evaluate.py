@@ -34,7 +34,7 @@ def write_benchmarks(folder):
     return f"eval.data_dir={folder}"
 
 
-# What a second call samples again: test_sample_run.py, and a journal's resume in
+# Second calls are also in test_sample_run.py, and a journal's resume in
 # tests/unit/evaluation/.
 @pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned, tmp_path, calls):

@@ -136,7 +136,7 @@ def test_a_changed_file_is_named_by_resume_and_replay(run_dir, settings, mine):
 
 @pytest.mark.long
 def test_a_changed_file_that_is_accepted_continues_behind_the_last_row(run_dir, settings, mine):
-    """Of a source from a script: test_python_run.py."""
+    """A source from a script: test_python_run.py."""
     file = mine / "loss.py"
     before = file.read_text()
     file.write_text(before.replace(".tanh()", ".tanh() * 1.0"))

@@ -15,7 +15,7 @@ def names_in(trace):
 
 
 def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, learned, tmp_path):
-    """Of several ranks: tests/distributed/test_profiled_ranks.py."""
+    """Several ranks: tests/distributed/test_profiled_ranks.py."""
     settings = golden_curve.beginning(material, tmp_path)
     settings += ["runner.profile={steps: [2], tool: torch}", "rollout.tools=[python]"]
     run = rlmath("train", *settings)

@@ -11,7 +11,7 @@ from rlmath.monitor.digests import read_digests
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
 from tests.faults.broken import Run
 
-# What a clock decides.
+# Metrics that a clock decides.
 VARIES = (
     *("timing/", "throughput/", "time_s", "memory/", "schedule/"),
     *("rollout/idle_share", "rollout/engine_restarts"),
@@ -52,7 +52,7 @@ def pipelined(lines):
 @pytest.mark.parametrize(
     ("schedule", "look", "killed_at"),
     [
-        # What is proven without a run: tests/unit/rollout/test_carry_over.py. The continuous run
+        # Proven without a run: tests/unit/rollout/test_carry_over.py. The continuous run
         # below is killed in the middle of sampling too.
         pytest.param(CARRY_OVER, carried_over, 3, id="carry_over", marks=pytest.mark.long),
         # Sampled while step 3 trains.

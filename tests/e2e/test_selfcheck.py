@@ -11,7 +11,7 @@ from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
-# What is not run on shared ranks and engines.
+# Checks that need their own ranks and engines.
 ALONE = ("environment", "actor", "update", "parallel", "engines", "sleep", "training")
 
 
@@ -21,7 +21,7 @@ def values(outcome):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """What the checks found on one set of ranks and engines, by name."""
+    """Results of the checks on one set of ranks and engines, by name."""
     out = tmp_path_factory.mktemp("shared")
     target = f"{selfcheck_shared.__name__}:run"
     check = Check("shared", "checks on shared parts", "", 600.0, target)
@@ -42,7 +42,7 @@ def test_the_command(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
     assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
-    # What means nothing on a CPU has not passed.
+    # A check that means nothing on a CPU has not passed.
     assert "not applicable" in lines["sleep"]
     assert "6 passed, 0 failed, 1 not applicable" in done.stdout
     assert str(tmp_path / "selfcheck.md") in done.stdout

@@ -57,7 +57,7 @@ def test_why_shows_the_segments(run_dir):
 
 @pytest.mark.long
 def test_a_step_is_done_again(run_dir):
-    """What a kept batch has of segments: tests/unit/training/test_kept_batches.py."""
+    """Segments of a kept batch: tests/unit/training/test_kept_batches.py."""
     done = rlmath("replay", str(run_dir), "2")
     assert done.returncode == 0, done.stdout + done.stderr
 

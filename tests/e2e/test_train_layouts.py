@@ -45,7 +45,7 @@ LONG = {"pp2", "tp2_pp2", "dp2", "fused_files", "mixture_ep2", "latent"}
 
 
 def check_routing(line):
-    """Of equal weights, nearly all routes are equal; only a sequence's last token has none."""
+    """With equal weights, nearly all routes are equal; only a sequence's last token has none."""
     assert line["routing/engine_changed_share"] < 0.005
     without = line["routing/engine_missing_share"] * line["rollout/tokens"]
     assert without == pytest.approx(8 * 4)

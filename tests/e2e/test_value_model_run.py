@@ -29,7 +29,7 @@ SETTINGS = [
 ]
 
 
-# What a checkpoint has of a value model: tests/distributed/test_value_model.py.
+# A value model's checkpoint: tests/distributed/test_value_model.py.
 @pytest.mark.parametrize("resumes", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_ppo_trains_a_value_model_and_resumes(material, tmp_path, resumes):
     settings = [*quickstart_settings(material, tmp_path), *SETTINGS]
@@ -57,7 +57,7 @@ def test_ppo_trains_a_value_model_and_resumes(material, tmp_path, resumes):
 
 
 def sample_is_explained(run_dir):
-    """What is kept of a sample is shown, and of the others that nothing is."""
+    """Kept samples are explained, and the others are said to be missing."""
     traced = {sample.key for sample, _ in read_tokens(run_dir, 2)}
     assert len(traced) == 4
     rows = map(json.loads, (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines())

@@ -81,7 +81,7 @@ class Reference:
 
 
 class Actor:
-    """What ``sync_weights`` takes for the actor: the senders, waited for."""
+    """Fake actor of ``sync_weights``: the senders, waited for."""
 
     def __init__(self, senders):
         self._senders = senders
@@ -148,7 +148,6 @@ def make_requests(prompts, samples, *, max_tokens=24, temperature=1.0, top_p=1.0
 
 
 def tokens(sample):
-    """Of the response, to compare and to count."""
     return tuple(sample.token_ids.tolist())
 
 

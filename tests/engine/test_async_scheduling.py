@@ -20,7 +20,7 @@ END_IDS = [256, *range(20)]
 
 @pytest.fixture(scope="module")
 def found(model_folder, tmp_path_factory):
-    """Of an engine without and of one with asynchronous scheduling; see ``async_engine.py``."""
+    """Results without and with asynchronous scheduling; see ``async_engine.py``."""
     folder = tmp_path_factory.mktemp("async")
     model = shutil.copytree(model_folder, folder / "model")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": END_IDS}))

@@ -250,7 +250,7 @@ def compare(kinds, config, num_blocks, generator, in_flight):
 
 
 def in_the_end(got):
-    """Of each request the tokens, log-probs and why it ended, however they were handed on."""
+    """Tokens, log-probs and finish reason of each request, however they were returned."""
     found = {}
     for request_id, tokens, finish, stop, log_probs, *_ in got:
         one = found.setdefault(request_id, [[], [], [], []])

@@ -202,7 +202,6 @@ def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow
     tensors = reference.perturb(seed=3)
     ray.get([sender.set_tensors.remote(tensors) for sender in senders])
     send(senders, pool)
-    # Of these senders' plan.
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("rlmath_engine-tests")]
     samples = list(pool.generate(make_requests(prompts, samples=4)))
     assert reference.largest_difference(prompts, samples, 1.0) < 1e-4

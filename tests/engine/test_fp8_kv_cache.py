@@ -30,13 +30,13 @@ def attend(module, query, key, value, *rest, **named):
 
 
 def log_probs(reference, prompts, samples, how):
-    """Of the model in float32, with this attention."""
+    """Log-probs of the model in float32, with this attention."""
     reference._model.set_attn_implementation(how)
     return torch.cat([reference.log_probs(prompts[s.problem_id], s, 1.0) for s in samples])
 
 
 def test_log_probs_are_those_of_keys_and_values_in_fp8(ray_session, log_dir_spec, model_folder):
-    """Of prompts, of what was sampled, of a prefix that is kept, and after the second sync."""
+    """Compares prompts, samples, a kept prefix, and all of them after the second sync."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     spec = replace(log_dir_spec, kv_cache_dtype=KvCacheDtype.fp8)

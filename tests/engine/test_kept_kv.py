@@ -59,7 +59,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(keeping
         ]
         begun = sampled(keeping, parts)
         engines.append([begun[r.key].engine for r in requests])
-        # Of the last token that was sampled there are no keys and values.
+        # The last sampled token has no keys and values.
         kept = [(len(r.prompt_token_ids) + start - 1) // CPU_BLOCK_TOKENS for r in requests]
         reused = CPU_BLOCK_TOKENS * sum(kept) if start else 0
         assert keeping.generation.tokens_reused == reused

@@ -33,7 +33,7 @@ def moved(reference, seed):
 
 
 class InBfloat16:
-    """What a sender begins with."""
+    """Module that a sender starts with."""
 
     def __init__(self, reference):
         self._reference = reference

@@ -199,7 +199,7 @@ def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed, model):
         fresh, _ = choices(model, requests[0], samples[requests[0].key])
         moved += int((np.sort(after[:10], axis=-1) != fresh[:10]).sum())
     assert moved > 0, "the weights before chose others"
-    # Of a part without routes, those of the pass that reads it again are there.
+    # A part without routes gets those of the pass that reads it again.
     bare = [replace(r, begun=replace(parts[r.key], routes=None)) for r in requests]
     check(model, requests, by_key(list(routed.generate(bare))))
 

@@ -36,8 +36,8 @@ def teacher(ray_session, engine_spec, folder):
 
 
 def sequences(count):
-    """Of many lengths, of which the longest takes all that an engine has, and with tokens that no
-    model would take; several begin alike."""
+    """Sequences of many lengths; the longest takes all that an engine has. No model
+    would take their tokens; several begin alike."""
     rng = np.random.default_rng(0)
     made = []
     for i in range(count):

@@ -80,7 +80,7 @@ def count(text):
     """Counts.
 
     Args:
-        text: What.
+        text: A number.
     """
     return len(text)
 

@@ -78,7 +78,7 @@ def test_engines_sample_with_the_adapters_of_each_sync(unmerged, trainer, pool, 
         after = by_key(found)
         assert any(tokens(after[key]) != tokens(before[key]) for key in after)
         before = after
-    # What engines with merged weights say of the same samples.
+    # Engines with merged weights score the same samples.
     # The engines receive from the sender that was started last.
     sender = start_sender(pool, reference)
     ray.get(sender.set_tensors.remote(merged(trainer.base, trainer.sent)))

@@ -28,7 +28,7 @@ LAST_STEP = 8
 
 
 def settings_of(material, run_dir):
-    """Of runs that have gradients, and that somebody ends after step 8: no other step's rate
+    """Settings of runs that have gradients and that somebody ends after step 8: no other rate
     depends on where a run was to end."""
     return [
         *quickstart_settings(material, run_dir),
@@ -46,7 +46,7 @@ class Run:
 
     Args:
         run_dir: Its folder.
-        settings: Of the run, ``runner.run_dir`` among them.
+        settings: Settings of the run, ``runner.run_dir`` among them.
         log: File for its output, stdout and stderr.
     """
 
@@ -55,7 +55,7 @@ class Run:
     def __init__(self, run_dir, settings, log):
         self.mark = uuid.uuid4().hex
         self.run_dir, self.log = run_dir, log
-        # What all that it started had mapped when it was told to end.
+        # Shared memory mapped by all its processes when it was told to end.
         self.shared_memory: set[str] = set()
         # All that it had started when it was told to end. Graders do not carry the mark.
         self.family: list[psutil.Process] = []

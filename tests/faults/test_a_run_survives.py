@@ -17,7 +17,7 @@ from tests.e2e.runs import metrics, quickstart_settings, rlmath
 from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, damage, settings_of
 from tests.unit.checkpoint.small_disk import small_disk
 
-# What a clock decides, and what a fault alone changes.
+# Metrics that a clock decides, and those that a fault alone changes.
 VARIES = (
     *("timing/", "throughput/", "time_s", "memory/"),
     *("rollout/engine_restarts", "rollout/idle_share"),
@@ -82,7 +82,7 @@ def test_faults_change_nothing(material, straight, tmp_path):
 
     assert comparable(straight) == comparable(broken)
     assert [line["step"] for line in comparable(broken)] == list(range(LAST_STEP + 1))
-    # Of steps that learned something.
+    # All steps learned something.
     assert all(line["train/grad_norm"] > 1e-3 for line in comparable(broken)[1:])
     for step in range(1, LAST_STEP + 1):
         assert samples(straight, step) == samples(broken, step)

@@ -106,7 +106,7 @@ def run_updates(layout, platform, model, batch, update, steps, changes):
 
 
 def of_all_ranks(actor, result):
-    """What the mask left out, as the driver adds it up."""
+    """Fields that the mask left out, as the driver adds them up."""
     of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, result.off_policy if actor.reports else {})
     return add_by_version(of_ranks)

@@ -33,8 +33,8 @@ class Engines:
     """Continues samples to lengths drawn from their seeds; tokens tell place and seed.
 
     Args:
-        order_seed: Of the order in which requests are answered.
-        version: Of the weights.
+        order_seed: Seed for the order in which requests are answered.
+        version: Version of the weights.
         spread: Lengths are mostly short for 0, and any for 1.
     """
 

@@ -18,7 +18,7 @@ SIZES: dict[str, Any] = {
     # Some families name tokens beyond the vocabulary unless told otherwise.
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
 }
-# Of the models that ranks train.
+# Sizes of the models that ranks train.
 TINY_SIZES = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -48,7 +48,7 @@ def windowed_ropes(full, theta):
     }
 
 
-# Of models that engines have beside others.
+# Sizes of the models that engines have beside others.
 SMALL = {"intermediate_size": 96, "num_hidden_layers": 3, "initializer_range": 0.1}
 LLAMA3_ROPE = yarn(64, 8.0, rope_theta=500000.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3_ROPE["rope_type"] = "llama3"
@@ -162,7 +162,7 @@ def make_config(family, **changes):
     """transformers' configuration of a small model of a family.
 
     Args:
-        changes: Of any field; ``head_dim`` counts in families that have their own.
+        changes: Any fields; ``head_dim`` counts in families that have their own.
     """
     import transformers
 

@@ -24,7 +24,7 @@ def changes_of(distributed, **others):
 
 @dataclasses.dataclass
 class After:
-    """What a rank has after its updates."""
+    """State of a rank after its updates."""
 
     metrics: list[dict[str, float]]
     weights: dict[str, torch.Tensor]

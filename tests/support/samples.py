@@ -21,7 +21,7 @@ def make_sample(
 
     Args:
         tokens: Their ids, or how many; they count from 0 then.
-        log_probs: Of each token, or of all.
+        log_probs: One for each token, or one for all.
         changes: Other fields.
     """
     ids = np.array(range(tokens) if isinstance(tokens, int) else tokens, np.int32)

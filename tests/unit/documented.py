@@ -57,7 +57,7 @@ def _filled(word):
 
 
 def documented_commands():
-    """Those of code blocks, and those in the text that have arguments."""
+    """Commands in code blocks, and those in the text that have arguments."""
     found = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def documented_commands():
 
 
 def write_model(folder, config):
-    """What the checks look at: sizes, the other files' names, weights that are shapes alone."""
+    """Files that the checks look at: sizes, names of other files, weights that are shapes alone."""
     folder.mkdir(parents=True)
     # As transformers names it, which an export is read by.
     name = config["architectures"][0].removesuffix("ForCausalLM")

@@ -15,7 +15,7 @@ APART = Path(sys.prefix) / "triton"
 
 
 def run_interpreted(program, folder):
-    """What a program prints, read as JSON; the test is skipped without Triton.
+    """Output of a program, read as JSON; the test is skipped without Triton.
 
     A separate process: the interpreter is chosen when Triton is imported.
     """

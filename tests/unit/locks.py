@@ -45,7 +45,7 @@ def read_lock(kind, python):
 
 
 def environment(python, extra=""):
-    """What differs for markers."""
+    """Variables of markers."""
     return {"python_version": python, "python_full_version": f"{python}.5", "extra": extra}
 
 
@@ -61,7 +61,7 @@ def installed(lock):
 
 
 def needed(packages, python):
-    """What each package asks for, and who: with the extras that others ask of it."""
+    """Requirements of each package, and who asks: with the extras that others ask of it."""
     waiting, seen = [(name, "") for name in packages], set()
     while waiting:
         name, extra = waiting.pop()
@@ -75,7 +75,7 @@ def needed(packages, python):
 
 
 def unmet(lock, asked):
-    """What is asked for and is neither in the lock nor deliberately left out."""
+    """Requirements that are neither in the lock nor deliberately left out."""
     wrong = []
     for who, one in asked:
         name = canonicalize_name(one.name)

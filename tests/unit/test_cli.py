@@ -102,7 +102,7 @@ def test_help_imports_nothing_heavy(tmp_path):
         "import sys\n"
         "from rlmath.cli import main\n"
         "main(['train', 'experiment=quickstart', '--check'])\n"
-        # What is wrong is said in a second, whatever the command would do.
+        # Wrong arguments are reported in a second, whatever the command would do.
         "wrong = (['drill', 'nosuch'], ['drill', 'quickstart', 'no.such=1'], ['test', 'nosuch'],\n"
         "         ['test', 'dapo', 'no.such=1'], ['replay', 'nosuch', '1'], ['watch', 'nosuch'],\n"
         "         ['replay', 'nosuch', '1', 'no.such=1'], ['why', 'nosuch', '1/p/0'],\n"

@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for is what the package imports, and a bare install is the verifier."""
+"""The package imports what pyproject.toml asks for, and a bare install is the verifier."""
 
 import ast
 import functools

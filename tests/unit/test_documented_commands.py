@@ -96,7 +96,7 @@ def experiment_of(plan: Command) -> Path:
 
 
 def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
-    """Of a run that has ended."""
+    """The run of the card has ended."""
     folder = Path(command.words[2])
     save(
         load(["experiment=qwen2.5-1.5b-grpo-megatron", f"runner.run_dir={folder}"]),

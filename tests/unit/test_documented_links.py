@@ -18,7 +18,7 @@ def test_links_lead_to_files(page):
 
 
 def anchors(page):
-    """Of its headings, as GitHub makes them."""
+    """Anchors of its headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = re.findall(r"^#+ (.+)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", one.strip().lower()).replace(" ", "-") for one in headings}
@@ -75,7 +75,7 @@ def test_the_manual_is_short_and_has_no_dated_figures():
 
 
 NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)|…(?:/\w+\.py)?)(?:::(\w+))?(?:\[[^`]*\])?`")
-# Of the project, in code and its comments.
+# Folders of the project, in code and its comments.
 FOLDERS = ("rlmath", "tests", "benchmarks", "toolkits", "conf", "launchers")
 FILE = re.compile(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})(?:/\w+)+\.(?:py|sh)\b")
 DEFINED = {

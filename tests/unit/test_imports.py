@@ -1,4 +1,4 @@
-"""What a process imports: seconds of start-up, and Megatron and vLLM must not meet."""
+"""Imports of a process: seconds of start-up, and Megatron and vLLM must not meet."""
 
 import subprocess
 import sys

@@ -17,7 +17,7 @@ PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "conf")
 CODE = ("rlmath", "toolkits", "launchers", "ray_utils", "benchmarks", "tests")
 # The grader reads both spellings.
 EXEMPT = ("rlmath/grading/wording.py", "tests/unit/language.py", "tests/unit/test_language.py")
-# What not to write, and what to write.
+# Words to replace, and what to write.
 WORDS = {
     r"\bso many\b|\bevery so (\w+th|often)\b": "N",
     r"\banew\b|\bgone on with\b|\bgo(es)? on\b": "again, continues",

@@ -152,7 +152,7 @@ def test_a_circle_through_a_function_is_found():
 
 
 def test_only_engines_import_vllm():
-    """Of what is imported by a name in a text there is no other use than to see whether it is
+    """An import by a name in a text has no other use than to see whether the package is
     installed."""
     users = {
         name.split(".")[1]

@@ -67,7 +67,7 @@ def test_shellcheck_is_clean():
     ],
 )
 def test_images_take_every_version_from_the_lock(kind, script, pinned):
-    """What their own sed finds in the lock's comments; pip installs nothing else by name."""
+    """Lock lines that their own sed finds in comments; pip installs nothing else by name."""
     of_script = (ROOT / script).read_text().replace("$root/", "").replace('"', "")
     (expression,) = re.findall(r"\$\((sed -n '[^']*' requirements/\w+\.lock)\)", of_script)
     found = bash("-c", expression).stdout.split()
@@ -92,7 +92,7 @@ def made_without(tmp_path, *missing):
 
 @pytest.fixture
 def clone(tmp_path):
-    """What setup.sh and test.sh read, with no environment made."""
+    """Files that setup.sh and test.sh read, with no environment made."""
     for name in ("launchers", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / "clone" / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path / "clone")
@@ -203,7 +203,7 @@ def test_neighbors_stay_together(placement, nodes, expected):
 
 
 def test_stop_ends_what_a_dead_ray_has_left(tmp_path):
-    """Of the session that start_ray.sh made, though its leader has died; and only what is Ray's."""
+    """The session is start_ray.sh's, though its leader has died; only Ray's processes end."""
     state = tmp_path / "test"
     state.mkdir()
     left_behind = "(exec -a ray::ActorWorker sleep 60) & (exec -a other sleep 60) &"

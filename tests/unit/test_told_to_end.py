@@ -86,7 +86,7 @@ def executable(path, text):
 
 @pytest.fixture
 def environment(tmp_path):
-    """Of a run whose Ray and driver are fakes, in a separate clone."""
+    """Environment of a run whose Ray and driver are fakes, in a separate clone."""
     for name in ("launchers", "ray_utils"):
         shutil.copytree(ROOT / name, tmp_path / "clone" / name)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -214,7 +214,7 @@ def test_every_task_is_told_and_the_run_saves(tmp_path, environment):
 
 @pytest.mark.usefixtures("tidy")
 def test_a_job_that_was_told_and_is_requeued_trains(tmp_path, environment):
-    """What told its first life to end does not tell its second one."""
+    """The file that told its first life to end does not tell its second one."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "end.7").touch()
     job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart")

@@ -55,7 +55,7 @@ def test_settings_compose_from_a_built_wheel(wheel, tmp_path):
 
 
 def required(distributions):
-    """What pip installs for a distribution without extras, and for what that brings in turn."""
+    """Packages that pip installs for a distribution without extras, and for those that it brings."""
     found = set()
     for distribution in distributions:
         for one in map(Requirement, distribution.requires or []):

@@ -36,7 +36,7 @@ def main():
 
 
 def row_bytes(rows=64):
-    """What forward and backward allocate, over the rows, without a group of tensor ranks."""
+    """Bytes that forward and backward allocate, over the rows, without a group of tensor ranks."""
     vocab = VocabSlice(0, 40, TEMPERATURE, None, lambda x: x.sum(1))
     logits = torch.randn(rows, 50)
     local, mine = torch.arange(rows) % 40, torch.ones(rows, dtype=torch.bool)
@@ -147,7 +147,7 @@ def head():
 
 
 def gradcheck():
-    """Of two rows and a vocabulary of 20 entries: the interpreter takes a millisecond a row."""
+    """Check two rows and a vocabulary of 20 entries: the interpreter takes a millisecond a row."""
     random = torch.Generator().manual_seed(4)
     hidden = torch.randn(2, 3, generator=random, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(22, 3, generator=random, dtype=torch.float64, requires_grad=True)
@@ -161,7 +161,7 @@ def gradcheck():
 
 
 def selfcheck():
-    """What ``rlmath selfcheck gpu`` would record."""
+    """Record of ``rlmath selfcheck gpu``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.jsonl")
         compare_softmax(choose_platform("cpu"), Record(path), 40, 3, torch.float32)

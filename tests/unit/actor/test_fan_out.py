@@ -1,4 +1,4 @@
-"""What the driver sends in a step, with 8, 64 and 512 fake ranks: linear in the ranks.
+"""Bytes that the driver sends in a step, with 8, 64 and 512 fake ranks: linear in the ranks.
 
 The driver's side is the real one. Ray is a fake that calls at once and counts; a rank has its
 own step around a fake model.
@@ -128,7 +128,7 @@ def step(ranks, monkeypatch):
     report = actor.finish_step(PLAN, advantages)
     finished, result = report.tokens, report.policy
     assert finished is not None and finished.any_advantage and report.values is None
-    # Of every sequence in its place, whichever rank has it.
+    # Every sequence is in its place, whichever rank has it.
     values = {
         "old_log_probs": log_probs,
         "advantages": torch.repeat_interleave(advantages.values, 13),
@@ -138,7 +138,7 @@ def step(ranks, monkeypatch):
     for name in values:
         assert torch.equal(finished.fingerprints.bits[name], whole.bits[name])
     assert result.minibatches == [{"loss": 1.0}] and result.alignment is None
-    # Of the rank that has most.
+    # Peaks are of the rank that has most.
     phases = ("between_updates", "log_probs", "update")
     assert actor.take_peaks() == dict.fromkeys(phases, ranks - 1)
     return network

@@ -131,7 +131,7 @@ def test_the_objective_of_a_micro_batch(loss, pack):
         total, (output, kept) = policy_loss(fields, settings)(pack, log_probs, entropy)
         total.backward()
     assert not seen.moves
-    # What is kept is fetched when the schedule is done.
+    # The output is fetched when the schedule is done.
     assert output.loss.device == kept.log_probs.device == META
     assert kept.response_rows.device.type == "cpu"
 

@@ -109,7 +109,7 @@ def packed(texts, tensor_parallel=1, share=True):
 
 
 def check(texts, found):
-    """What attention takes of each sequence is the sequence, from position 0 on; and what the loss
+    """Attention gets each sequence from position 0 on; and what the loss
     reads is as without sharing."""
     tokens, positions = found.tokens[0].tolist(), found.position_ids[0].tolist()
     rectangles = found.packed_seq_params.rectangles

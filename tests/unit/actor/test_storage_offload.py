@@ -111,7 +111,7 @@ def test_nothing_of_an_untrained_model_is_gradient_or_optimizer():
 
 
 def state_of(monkeypatch, platform):
-    """Of a module of two parameters, with two moments."""
+    """Optimizer state of a module of two parameters, with two moments."""
     module = torch.nn.Linear(3, 5)
     moments = [torch.rand(7), torch.rand(2, 3)]
     monkeypatch.setattr(DeviceState, "_optimizer_tensors", lambda _: moments)
@@ -287,9 +287,9 @@ def test_a_failure_on_the_way_in_undoes_what_was_done(failing, monkeypatch):
 
 
 def test_one_tensor_is_all_that_is_held_in_addition():
-    """Of each pair only one copy is left, here and on the device, while the model runs."""
+    """One copy of each pair is left, here and on the device, while the model runs."""
     parameters, others = made(torch.bfloat16, torch.bfloat16)
     own = copies_of(parameters)
     with swap_parameters(parameters, others):
-        # What the list held is what the parameters hold; the list has the parameters' own.
+        # The parameters hold what the list held; the list has the parameters' own.
         assert same(others, own)

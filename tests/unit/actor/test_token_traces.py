@@ -1,4 +1,4 @@
-"""What is traced of a sequence is what its minibatch's loss does to it."""
+"""Token traces of a sequence show what its minibatch's loss does to it."""
 
 import dataclasses
 

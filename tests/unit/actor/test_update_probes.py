@@ -235,7 +235,7 @@ SETTINGS = OptimizerConfig(lr=1e-3, clip_grad_norm=0.7)
 
 
 def finding(fault=None, between=None, lr=1e-3):
-    """What is found in the fourth of a few steps.
+    """Findings in the fourth of a few steps.
 
     Args:
         fault: In that step, after the probe has looked.

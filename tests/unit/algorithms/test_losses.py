@@ -79,7 +79,7 @@ def test_agrees_with_loops(name, per_token, divergence):
     assert float(got.loss.detach()) == pytest.approx(total, rel=1e-10)
 
 
-# Those whose gradient flows through everything that the value depends on; the others stop it
+# Losses whose gradient flows through everything that the value depends on; the others stop it
 # somewhere by intent, and are compared with what they should give below.
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gmpo", "sapo", "dppo", "reinforce"])
 def test_gradcheck(name):
@@ -245,7 +245,7 @@ THROUGH_THE_RATIO = ("ppo_clip", "gspo", "gmpo", "sapo", "dppo")
 
 @pytest.mark.parametrize("loss, dual", [case for case in CASES if case[0] in THROUGH_THE_RATIO])
 def test_beyond_the_limit_a_ratio_has_no_gradient(loss, dual):
-    """Of gspo and gmpo, the token's share of its sequence's ratio."""
+    """In gspo and gmpo, the token's share of its sequence's ratio."""
     settings = of(loss, dual)
     for size, sign, advantage in itertools.product(FAR, (1, -1), (1.0, -1.0)):
         inputs = far_inputs(sign * size, advantage)
@@ -271,7 +271,7 @@ def test_a_token_that_is_not_a_number_does_not_hide_the_farthest():
 def test_what_is_not_finite_is_still_seen(loss, value):
     """The clamp would far_inputs a number of an infinite log-prob."""
     got = policy_objective(far_inputs(value, -1.0), ObjectiveSettings(loss=loss))
-    # Of gspo and gmpo, the whole sequence may be spoiled.
+    # In gspo and gmpo, the whole sequence may be spoiled.
     assert float(got.metric_sums["count/nonfinite"]) >= 1
     assert decide({k: float(v) for k, v in got.metric_sums.items()}, None).kind == "early_stop"
 

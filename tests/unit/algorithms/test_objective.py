@@ -54,7 +54,7 @@ def totals(outputs):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names())
 @pytest.mark.parametrize("name", LOSSES.names())
-# Of each there are forty combinations.
+# Each has forty combinations.
 @settings(max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_no_cut_changes_loss_gradient_or_metrics(name, aggregation, data):

@@ -1,4 +1,4 @@
-"""What is given in Python becomes settings and files of the run folder."""
+"""Objects given in Python become settings and files of the run folder."""
 
 import itertools
 import threading
@@ -29,7 +29,7 @@ def given(tmp_path, monkeypatch):
 
 
 def in_main(source):
-    """What a script or a notebook cell defines: no process can import it."""
+    """Namespace of a script or a notebook cell: no process can import it."""
     namespace = {"__name__": "__main__"}
     exec(compile(source, "cell", "exec"), namespace)
     return namespace["it"]

@@ -141,7 +141,7 @@ def test_a_group_above_the_budget_is_split():
     sequences = GroupedSequences([60] * 8, [0] * 8, [21] * 8)
     ranks = assign_sharing(sequences, 1, 200)
     check_sharing(sequences, ranks, 200)
-    # Of 4: 240 - 3 x 15 = 195, and of 5 it would be 240.
+    # 4 sequences: 240 - 3 x 15 = 195; 5 would make 240.
     assert [len(m.sequences) for m in ranks[0]] == [4, 4]
 
 

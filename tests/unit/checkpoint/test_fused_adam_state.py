@@ -8,7 +8,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """What loading does to the state in Transformer Engine 2.11: every moment gets another tensor,
+    """Loads its state as Transformer Engine 2.11 does: every moment gets another tensor,
     while the caller still holds the first ones (``FusedAdam.load_state_dict``)."""
 
     def __init__(self, parameters, lr):
@@ -57,7 +57,7 @@ def test_moments_are_loaded_into_the_tensors_that_they_are_in():
     part = DistributedOptimizer(FusedAdam([parameter], lr=0.5))
     before = dict(part.optimizer.state[parameter])
     saved = {name: torch.full((4,), float(n)) for n, name in enumerate(("param", *MOMENTS), 1)}
-    # Of another run of the loop: its learning rate is not this one's.
+    # Another run of the loop: its learning rate is not this one's.
     groups = [{"lr": 0.25, "weight_decay": 0.0, "step": 7}]
     load_optimizer_state(part, {"param_state": {0: saved}, "optimizer": {"param_groups": groups}})
     after = part.optimizer.state[parameter]

@@ -69,7 +69,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     accuracy = [0.1, 0.9, 0.9, 0.2, float("nan"), 0.3, 0.4]
     for step, value in enumerate(accuracy):
         save(store, step, accuracy=value, length=abs(step - 1))
-    # Of the two with 0.9 the later one; step 1 has the least length.
+    # The later one of the two with 0.9; step 1 has the least length.
     assert store.steps() == [1, 2, 5, 6]
     store = CheckpointStore(tmp_path, keep=1)
     save(store, 7)
@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, file, damage, reason):
     assert [s.path for s in found.skipped] == [partial, newer]
     with pytest.raises(UserError, match=r"is incomplete|no checkpoint"):
         store.resume(str(newer))
-    # What is broken does not push out what is whole.
+    # A broken checkpoint does not push out a complete one.
     save(store, 3)
     assert store.steps() == [1, 2, 3]
 

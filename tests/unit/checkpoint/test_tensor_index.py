@@ -60,7 +60,7 @@ def test_a_call_is_refused_and_not_made(tmp_path, module, name):
         check_index(tmp_path)
     assert not executed.exists()
     if name.endswith("system"):
-        # What the check is for: pickle itself makes the call.
+        # The reason for the check: pickle itself makes the call.
         pickle.loads((tmp_path / ".metadata").read_bytes())
         assert executed.exists()
 

@@ -44,7 +44,7 @@ def checkpoint(folder, step):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """Of a run that is at step 8."""
+    """Folder of a run that is at step 8."""
     folder = tmp_path / "mine"
     save(settings(folder), folder / "config.yaml")
     checkpoint(folder / "checkpoints", 4)

@@ -137,7 +137,7 @@ def test_malformed_rows_that_are_left_out_are_counted(tmp_path):
     found = trial(load(overrides), "train")
     assert "2 of 5 checked rows are malformed" in found[0] and "r.jsonl:1" in found[0]
     assert "longest of 3 checked prompts" in found[1]
-    # Of a long file the first rows alone are read: what comes after them may well be usable.
+    # Only the first rows of a long file are read: what comes after them may well be usable.
     path.write_bytes(lines(*[answer(None)] * ROWS, GOOD))
     (line,) = trial(load(overrides), "train")
     assert f"{ROWS:,} of {ROWS:,} checked rows" in line

@@ -63,7 +63,7 @@ def test_machines():
     old = dataclasses.replace(GPU_MACHINE, compute_capability=(8, 0))
     (message,) = problems(config(), machine=old)
     assert "this one has 8.0" in message
-    # Of other machines nothing is known here: their ranks look.
+    # Nothing is known here of other machines: their ranks look.
     made = config()
     made.cluster.ray_address = "auto"
     assert not problems(made, machine=old)

@@ -1,4 +1,4 @@
-"""What multi-head latent attention is refused with."""
+"""Settings that multi-head latent attention refuses."""
 
 import dataclasses
 

@@ -207,7 +207,7 @@ CASES = {
     ),
     "Qwen3 without head_dim": (
         lambda f: config(f, architectures=["Qwen3ForCausalLM"]),
-        # Of 128, as transformers takes it, and not 128 / 4.
+        # 128, as transformers takes it, and not 128 / 4.
         "q_norm.weight (128,) is missing",
     ),
     "sliding windows": (lambda f: config(f, use_sliding_window=True), "use_sliding_window is true"),
@@ -290,7 +290,7 @@ def test_the_tools_say_the_same(tmp_path, monkeypatch, capsys, case, tool):
     damage(tmp_path / "model")
     model = str(tmp_path / "model")
     arguments = [model] if tool == "validate" else ["to-megatron", model, model + "-new"]
-    # Which takes seconds to import.
+    # torch takes seconds to import.
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main([tool, *arguments]) == 2
     assert words in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What ``--check`` says of a run: what is optimized, with which rewards, and who set it."""
+"""Overview of ``--check``: what is optimized, with which rewards, and who set it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a run meets before it starts: file systems, temporary folders, servers, the hub, scripts."""
+"""Environment of a run at its start: file systems, temporary folders, servers, the hub, scripts."""
 
 import json
 import socket

@@ -134,7 +134,7 @@ def test_its_memory_is_counted(folder):
 
 
 def test_its_gpus_are_not_the_others():
-    """Of 8 GPUs the teacher has 2 x 2, and a policy at tensor parallel 2 the rest."""
+    """The teacher has 2 x 2 of 8 GPUs, and a policy at tensor parallel 2 the rest."""
     given = settings("t", "cluster=gpu8", "actor.tensor_parallel=2")
     layout = resolve_layout(
         load([*given, "teacher.engines=2", "teacher.tensor_parallel=2"]), Device.cuda

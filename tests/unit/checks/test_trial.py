@@ -1,4 +1,4 @@
-"""What ``--check`` tries: prompts with the model's tokenizer, the user's rewards, settings for GPUs
+"""Trials of ``--check``: prompts with the model's tokenizer, the user's rewards, settings for GPUs
 on a machine without any."""
 
 import json
@@ -104,7 +104,7 @@ def test_rewards_that_cannot_be_made_are_refused(base, capsys, command, items, e
 
 
 def test_own_rewards_are_called_without_the_models_tokenizer(base, tmp_path, capsys):
-    """Of a hub model that is not cached, also with a weight of 0 and of no problem in reach."""
+    """The hub model is not cached; one reward has a weight of 0, and one no problem in reach."""
     file = tmp_path / "mine.py"
     file.write_text(
         "def seen(completions, prompts, completion_ids, **columns):\n"
@@ -154,7 +154,7 @@ def test_settings_for_gpus_are_checked_without_them(base, capsys):
     assert main([*gpu, "model.dtype=float32"]) == 0
     out = capsys.readouterr().out
     assert "memory   not planned" in out and "model.dtype=float32" in out and "fits" not in out
-    # What does not fit says so; what does not divide is an error as anywhere.
+    # A plan that does not fit says so; what does not divide is an error as anywhere.
     assert main([*gpu, "actor.max_tokens_per_microbatch=65536", "actor.logits=whole"]) == 0
     assert "an H100 is too small: logits" in capsys.readouterr().out
     assert main([*gpu, "actor.max_tokens_per_microbatch=524288", "actor.logits=whole"]) == 2

@@ -1,4 +1,4 @@
-"""Which GPU each rank and each engine gets, from the bundles that Ray reserved."""
+"""GPUs of each rank and each engine, from the bundles that Ray reserved."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def layout(placement, ranks, tp, engines, engine_tp):
 
 
 def nodes(*gpus):
-    """Of each node its GPUs, with bundles numbered across the nodes, as Ray may number them."""
+    """GPUs of each node, with bundles numbered across the nodes, as Ray may number them."""
     of_nodes = [[] for _ in gpus]
     index = 0
     for gpu in range(max(gpus)):

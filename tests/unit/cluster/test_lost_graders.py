@@ -28,7 +28,7 @@ class Nodes:
     """Actors of nodes, each with one worker.
 
     Attributes:
-        does: Of each node, what its worker does with a job.
+        does: Work of each node's worker on a job.
         started: How often each node's actor was made.
         here: Jobs that the driver's own pool was given.
         gone: Nodes whose actor cannot be made.
@@ -128,7 +128,7 @@ def test_the_jobs_of_a_node_that_fails_go_elsewhere(nodes, workers_on, fault):
     workers = workers_on("a", "b", "c")
     assert verdicts(workers) == EXPECTED
     assert workers.done["a"] == 0
-    # What "a" took three times over is the driver's.
+    # Jobs that "a" failed three times go to the driver.
     assert workers.done["b"] + len(nodes.here) == len(JOBS)
     assert nodes.started["a"] <= 1 + MAX_RESTARTS
 

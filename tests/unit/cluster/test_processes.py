@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def place(monkeypatch):
-    """Of a process that only waits."""
+    """Location of a process that only waits."""
     context = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr("ray.get_runtime_context", lambda: context)
     command = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]

@@ -27,7 +27,7 @@ class Run:
 
     Attributes:
         weights: By tensor; each step adds 1 to all of them.
-        copies: Of the weights on further ranks.
+        copies: Copies of the weights on further ranks.
     """
 
     def __init__(self, folder, *overrides):

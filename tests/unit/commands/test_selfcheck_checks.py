@@ -1,4 +1,4 @@
-"""What the checks make of figures that only GPUs give, and of a driver's answers."""
+"""Results of the checks for figures that only GPUs give, and for a driver's answers."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What each check does on a node of GPUs, with ranks and engines that answer as real ones would:
+"""Each check on a node of GPUs, with ranks and engines that answer as real ones would:
 its settings pass all checks of a run, and it passes."""
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FakePool:
 
 @dataclasses.dataclass
 class Ran:
-    """What a check did."""
+    """Run of a check."""
 
     outcome: Outcome
     configs: list[Config]

@@ -59,7 +59,7 @@ def test_each_has_its_own_status_whatever_became_of_the_others(results):
 def test_a_check_that_hangs_is_ended_with_all_that_it_started(results, folder):
     result = results["hangs"]
     assert "4 s in the phase 'the long one'" in problem(result)
-    # What it had measured until then stays, and its log says where it hung.
+    # Its measurements until then stay, and its log says where it hung.
     assert result.outcome.figures[0]["name"] == "before"
     assert "in hangs" in result.log_tail
     child = int((folder / "hangs" / "child").read_text())

@@ -58,7 +58,7 @@ def test_a_run_is_followed_to_its_end(
     assert said[3].startswith("step  3/14  reward +3.00")
     assert said[-1].startswith("time     finished: 14 steps")
     assert said[-2].startswith("health   warning: 2; the last, at step 14: odd")
-    # What a text holds does not move the cursor.
+    # The contents of a text do not move the cursor.
     assert [line for line in said if line.startswith("step") and "odd" in line] == [
         rf"step {step}: odd\x1b[2J" for step in (13, 14)
     ]

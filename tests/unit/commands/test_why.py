@@ -120,7 +120,7 @@ def test_a_dropped_group_and_one_that_is_carried_over(tmp_path, capsys):
     assert "none yet: the group is carried over, and no step up to 2" in carried
     assert "the advantages: sum" not in carried
     assert "trained on it" not in why(run.folder, "1/train.jsonl:10/0", capsys)
-    # What a ledger does not say that was cut off by a crash, digests do.
+    # Digests say what a ledger cut off by a crash does not.
     assert "the advantages: sum" in why(run.folder, "2/train.jsonl:20/0", capsys)
     ledger.write(2, event(Event.trained, 1))
     carried = why(run.folder, "1/train.jsonl:11/0", capsys)

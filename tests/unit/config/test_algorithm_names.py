@@ -1,4 +1,4 @@
-"""What the settings choose among is known without importing torch."""
+"""Names that the settings choose among are known without importing torch."""
 
 import subprocess
 import sys

@@ -81,7 +81,7 @@ def test_jsonl_places_are_line_numbers(tmp_path):
     assert rows[0].fields == {"n": 1} and rows[4].fields == {"n": 4}
     messages = [str(row.fields) for row in rows[1:4]]
     assert all(isinstance(row.fields, MalformedRowError) for row in rows[1:4])
-    # Which is after the end of a line that stops in the middle.
+    # A line that stops in the middle has its error after its end.
     assert messages[0] == "not a JSON object: Expecting ',' delimiter at character 9 of the line"
     assert messages[1] == "a row is an object with fields, this is a list"
     assert "utf-8" in messages[2]

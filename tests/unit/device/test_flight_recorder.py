@@ -1,4 +1,4 @@
-"""Which rank did not enter which collective, by torch's analyzer, and where it is said."""
+"""Find the rank that did not enter a collective, with torch's analyzer, and report it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a platform says of itself."""
+"""Properties of a platform."""
 
 import pytest
 

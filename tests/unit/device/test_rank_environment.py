@@ -1,4 +1,4 @@
-"""What the ranks' processes find in their environment when they start."""
+"""Environment variables of the ranks' processes at their start."""
 
 import os
 import subprocess

@@ -162,7 +162,7 @@ def test_the_suffix_continues_the_templates_own_text(tokenizer, name, thinking):
         tool = {"role": "tool", "name": "python", "content": text}
         whole = made.render([*HISTORY, tool])
         assert whole.endswith(text_of(tokenizer, suffix))
-        # What the model said, with the token that ended its turn, and the suffix are the whole.
+        # The model's text, with the token that ended its turn, and the suffix are the whole.
         rest = whole[: len(whole) - len(text_of(tokenizer, suffix))]
         assert rest.endswith(MARKS) and made.render(HISTORY, prompt=False).startswith(rest)
         first, last = suffix.observation

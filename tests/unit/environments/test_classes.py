@@ -31,7 +31,7 @@ class Counter:
         """Adds.
 
         Args:
-            number: What to add.
+            number: Number to add.
         """
         self.total += number
         return f"total {self.total}"
@@ -83,7 +83,7 @@ def test_a_class_is_an_environment():
     assert second.respond(turn("read")).results[0].text == "0"
     for own in ("reset target=0", "get_reward", "close"):
         assert second.respond(turn(own)).results[0].status == "error"
-    # What a limit ends has the reward of the state that it is in.
+    # An episode that a limit ends has the reward of its current state.
     assert (first.reward(), second.reward()) == (1.0, 0.0)
     assert first.respond(turn("answer")) == End(1.0)
     assert second.respond(turn("answer")) == End(0.0)

@@ -96,7 +96,7 @@ def test_a_block_calls_the_tool_that_its_fence_names(text, call):
         ],
         100,
     )
-    # What ends a turn on the engine is a call here.
+    # Ends of a turn on the engine are calls here.
     assert set(made.stop) == {
         (f"```{name}", "\n```") for name in ("search", "search_all", "double", "now")
     }

@@ -134,7 +134,7 @@ def test_results_of_all_kinds():
         """Returns something.
 
         Args:
-            kind: Of the result.
+            kind: Kind of result.
         """
         if kind == "exit":
             raise SystemExit(3)

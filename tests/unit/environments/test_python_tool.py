@@ -204,7 +204,7 @@ def test_a_session_whose_sandbox_is_lost_repeats_its_calls_in_another(retries):
         own = tool._owners._between_calls[session]
         for sandbox in list(tool.pool._all):
             kill(tool, sandbox)
-        # What was killed may answer until the kernel has ended it.
+        # A killed process may answer until the kernel has ended it.
         end_s = time.monotonic() + 10
         while own.is_clean() and time.monotonic() < end_s:
             time.sleep(0.01)

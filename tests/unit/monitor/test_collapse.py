@@ -35,7 +35,7 @@ HEALTHY = [
     }
     for step in range(1, 201)
 ]
-# What goes wrong from step 101 on: metric, and its value N steps later.
+# Collapses from step 101 on: metric, and its value N steps later.
 COLLAPSES = {
     "repetition": ("rollout/repetitive_share", lambda k: 0.35 + 0.1 * k),
     "unscored": ("rewards/total/none_share", lambda k: 1.0),

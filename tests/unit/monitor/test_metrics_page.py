@@ -115,7 +115,7 @@ def mismatch_tags(group):
 
 
 def sampling_tags(group):
-    """Of ``carry_over``, whose sampler has them all."""
+    """Tags of ``carry_over``, whose sampler has them all."""
     config = load(
         [
             *("model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"),

@@ -17,7 +17,7 @@ def test_files_that_cannot_be_written_are_told_and_end_no_run(tmp_path, group, c
     said = capsys.readouterr().err
     assert said.count("warning: not written: ") == 6 and "decisions.jsonl" in said
     assert len((tmp_path / "warnings.jsonl").read_text().splitlines()) == 6
-    # What the run is measured by is there.
+    # The run's metrics are there.
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 

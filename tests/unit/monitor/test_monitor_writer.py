@@ -135,7 +135,7 @@ HOSTILE = "<script>alert(1)</script>\n# title\n\n* a & b\n```\n\n\t$x_1$ **c** [
 
 
 def shown(text):
-    """What a reader of TensorBoard sees of a text: its HTML with the markup taken off."""
+    """Text as TensorBoard's reader sees it: its HTML with the markup taken off."""
     page = markdown_to_safe_html(as_markdown_code(text))
     match = re.fullmatch(r"<pre><code>(.*)</code></pre>", page, re.DOTALL)
     assert match, page

@@ -298,7 +298,7 @@ def test_a_tracker_of_a_file_gets_all_steps_in_its_own_thread(
         written = (tmp_path / "metrics.csv").read_text().splitlines()
         assert written[0].split(",") == ["step", "metric", "value"]
         assert [line for line in written if ",x," in line] == ["4,x,2.0", "5,x,2.5"]
-        # Of the file, and no tracker.
+        # The file's problem, and no tracker's.
         (problem,) = tracker_problems(
             load(["experiment=quickstart", f"runner.trackers=['{file}:csv']"])
         )

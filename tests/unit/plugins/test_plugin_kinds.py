@@ -212,7 +212,7 @@ class Adds:
         """Adds.
 
         Args:
-            number: What.
+            number: A number.
             more: Nothing.
         """
         self.total += number
@@ -242,7 +242,7 @@ class Shared(Adds):
         """Adds.
 
         Args:
-            number: What.
+            number: A number.
         """
         Adds.total += number
         return Adds.total

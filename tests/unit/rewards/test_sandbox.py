@@ -1,4 +1,4 @@
-"""What programs must not be able to do, tried by programs that try."""
+"""Actions that programs must not be able to do, tried by programs that try."""
 
 import os
 import shutil
@@ -200,7 +200,7 @@ if os.fork() == 0:
     os._exit(0)
 print("done")
 """
-    # What holds the pipe open for 60 s is not waited for: that would be a timeout.
+    # A process that holds the pipe open for 60 s is not waited for: that would be a timeout.
     result = run(provider, source, limits=Limits(wall_s=30.0))
     assert (result.status, result.stdout) == ("ok", "done\n")
     assert_nothing_left()

@@ -139,7 +139,7 @@ ATTEMPTS = {
     "its memory as a file": "open(f'/proc/{victim}/mem', 'r+b')",
     "its environment": "open(f'/proc/{victim}/environ').read()",
 }
-# Of no effect on others when done to oneself: programs may.
+# Without effect on others when done to oneself: programs may.
 OWN = {
     "limits": "resource.prlimit(0, resource.RLIMIT_NOFILE, (32, 32))",
     "priority": "os.setpriority(os.PRIO_PROCESS, 0, 10)",
@@ -192,7 +192,7 @@ os._exit(0)
 
 
 def _outcome(level):
-    """What became of each attempt, inside a sandbox or (``None``) outside."""
+    """Outcome of each attempt, inside a sandbox or (``None``) outside."""
     number = {**sc._NUMBERS[platform.machine()], **sc._COMMON}
     with (
         TemporaryDirectory() as folder,
@@ -352,7 +352,7 @@ def _states(processes):
 
 
 def _outlive(level, folder):
-    """What a program and its children do once the process that runs them is killed outright."""
+    """State of a program and its children once the process that runs them is killed outright."""
     source = f"""
         import ctypes, os, time
         os.fork()  # a child, and

@@ -41,7 +41,7 @@ FORMAT = [
     ("", 0.0),
     ("<think>7 * 8</think><answer>56", 0.0),
     ("<think>7 * 8</answer><answer>56</think>", 0.0),
-    # What the published pattern let through.
+    # Cases that the published pattern let through.
     (GOOD + "\nand some more", 0.0),
     (GOOD + " and more", 0.0),
     (GOOD + "\n" + GOOD, 0.0),

@@ -191,7 +191,7 @@ def test_compute_score_gets_each_completion_with_its_row(file):
     info = [{"index": 7}, {"index": 8}]
     columns = rows(data_source=["plain", "aime"], extra_info=info)
     assert reward(["it is 4", "5"], **columns) == [1.0, -1.0]
-    # Of the mapping, what is not the score.
+    # All of the mapping but the score.
     assert reward.drain_metrics() == {"acc": 0.0, "length": 1.0}
     seen = reward.function.__globals__["calls"]
     assert seen == [("plain", "it is 4", "4", info[0]), ("aime", "5", "4", info[1])]

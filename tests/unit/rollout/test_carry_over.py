@@ -97,7 +97,7 @@ def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train():
     assert must_train([7] * 8, 5, 4) == 0
     # Two that may wait stand before one that may not.
     assert must_train([9, 9, 5], 5, 4) == 3
-    # What a resumed run is given can be kept: each step trains as many as it can.
+    # A resumed run can keep what it is given: each step trains as many as it can.
     given = steps_that_train(range(10, 20), 5, 4)
     assert list(given.values()) == [5] * 4 + [6] * 4 + [7] * 2
     assert must_train(list(given.values()), 5, 4) == 4

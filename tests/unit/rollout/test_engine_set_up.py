@@ -1,4 +1,4 @@
-"""What an engine is told: from the settings to its specification, environment and folders."""
+"""Set-up of an engine: from the settings to its specification, environment and folders."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What an environment's answer makes of a sample, and what becomes of one that does not come."""
+"""Samples from an environment's answers, and from answers that do not come."""
 
 import contextlib
 import threading

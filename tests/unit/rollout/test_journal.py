@@ -250,7 +250,7 @@ def test_a_generation_asks_engines_only_for_what_is_missing(journal):
         samples = list(one.samples(more))
     assert sorted((s.problem_id, s.index) for s in samples) == sorted(r.key for r in requests)
     assert sum(one.finished) == 7 and step.reused == 5
-    # What engines made is there the next time.
+    # Samples of engines are there the next time.
     with journal.step(3, "w") as step:
         assert all(step.find(one) is not None for one in requests)
 

@@ -225,7 +225,7 @@ def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_sta
 
 @pytest.mark.parametrize("settings", [SYNCHRONOUS, CARRY_OVER, PIPELINED])
 def test_a_step_that_has_some_groups_already_samples_the_others(settings, collector, tmp_path):
-    """Of a run whose sampling continued while it trained."""
+    """The run's sampling continued while it trained."""
     before = continuous.sampler_of(ledger=Ledger(tmp_path / LEDGER_FILE))
     for step in range(1, 4):
         open_round(before, step, collector, early=3)

@@ -76,7 +76,7 @@ def test_the_ledger_has_groups_as_admitted_in_the_step_before(collector, tmp_pat
             assert line["version"] == line["step"] - 1
             if line["group"] in ended:
                 late += ended[line["group"]]["step"] == line["step"] + 1
-    # Those of the first step are trained in it.
+    # Samples of the first step are trained in it.
     assert late == 12 and len(ended) == 16
     # A checkpoint of step 4 has the groups of step 5; a lost one is noticed.
     state = sampler.state_dict()
@@ -147,7 +147,7 @@ def test_engines_sample_while_the_actor_trains_and_are_done_before_its_weights_c
             "schedule/actor_waited_s",
             "schedule/engines_waited_s",
         }
-        # What is graded after it, as an evaluation, belongs to this step.
+        # Later grades, as an evaluation's, belong to this step.
         assert parts.set_step[-1] == step
     assert parts.pool.sampled_with == [0, *range(STEPS - 1)], "the last step has no next one"
     parts.source.close()

@@ -89,7 +89,7 @@ def config_of(draw):
 
 
 def lengths_of(draw):
-    """Of each sample by its seed, in tokens."""
+    """Length of each sample by its seed, in tokens."""
     shortest, longest, share = draw.choice(
         [(1, 1, 1.0), (1, 100, 0.05), (1, 100, 0.5), (100, 100, 1.0), (99, 100, 0.5), (1, 7, 0.9)]
     )
@@ -105,7 +105,7 @@ class Played:
     """A run under a virtual clock.
 
     Args:
-        seed: Of the schedule, the lengths and what the grades are.
+        seed: Seed of the schedule, the lengths and the grades.
         other: Another draw of engines and of the order of grades, which must not matter.
     """
 

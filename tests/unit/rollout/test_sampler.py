@@ -16,7 +16,7 @@ from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa
 
 
 class Truncating(Engines):
-    """Of 1 to 3 tokens, of which those of 3 are cut off."""
+    """Engines whose samples have 1 to 3 tokens; those of 3 are cut off."""
 
     def length(self, seed):
         return 1 + seed % 3

@@ -157,7 +157,7 @@ def test_a_sample_without_a_score_ends_the_attempt(server, plan, attempts, parts
     for part in ["p0/0", *parts]:
         assert part in str(caught.value)
     assert len(server.requests) == attempts
-    # What the server will say again is said again by the run's next attempt.
+    # An answer that the server would repeat is an error again in the run's next attempt.
     assert caught.value.raised == (attempts == 1)
 
 

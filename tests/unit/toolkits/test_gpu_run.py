@@ -98,7 +98,7 @@ def test_pieces_come_in_any_order_and_changed_ones_are_refused(store, packed, tm
 
 def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(store, tmp_path):
     out = tmp_path / "out"
-    # What it starts ends with it; what it leaves when it is told to end is kept.
+    # Its child ends with it; files that it leaves when it is told to end are kept.
     slow = "trap 'echo saved; exit 0' TERM; sleep 300 & echo $! > {out}/child; wait"
     listed = items(tmp_path, ("slow", 4, slow), ("bad", 20, "echo why; exit 3"))
     done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)

@@ -79,7 +79,7 @@ def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step():
     [
         ([group(3)], False, False),
         ([group(3)], True, True),
-        # What the step trains on has such tokens.
+        # The step trains on such tokens.
         ([group(3), group(NOW)], True, False),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is saved when a run is cut short, and how long a save may take."""
+"""Checkpoint of a run that is cut short, and how long a save may take."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a run leaves when it ends or is interrupted: a summary in the terminal, curves."""
+"""Output of a run that ends or is interrupted: a summary in the terminal, curves."""
 
 import dataclasses
 import json

@@ -42,7 +42,7 @@ def groups(spans=((3, 0), (4, 2)), **more):
     """Two rewards; one sample that nothing could score, one whose second reward failed.
 
     Args:
-        more: Of the last sample of each.
+        more: Other fields of the last sample of each.
     """
     scores = [(1.0, {"math": 1.0, "format": 0.0}), (None, {}), (0.1, {"math": 0.1, "format": None})]
     found = []
@@ -197,13 +197,13 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path, monkeypatch):
 
 
 def _path_of(folder):
-    """Of the file that is being written."""
+    """Path of the file that is being written."""
     (path,) = (folder / FOLDER).glob(".step_*")
     return path
 
 
 def test_a_full_disk_costs_the_batches_and_not_the_run(tmp_path, monkeypatch, capsys):
-    """What was half written is gone; one warning for any number of steps."""
+    """The partial file is gone; one warning for any number of steps."""
     write = kept_batches.write_arrays
 
     def full(file, header, arrays):

@@ -28,7 +28,7 @@ GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
 @pytest.fixture(autouse=True)
 def experts(monkeypatch):
-    """Of the model; the last one counts."""
+    """Number of experts of the model; the last one set counts."""
     found = [0]
     monkeypatch.setattr(
         gate, "read_model_spec", lambda _: SimpleNamespace(experts=found[-1], layers=2)
@@ -96,7 +96,7 @@ def test_stale_keys_and_values_leave_responses_of_one_version_to_judge():
     assert found.fresh.tokens == 2 and found.fresh.abs_max == pytest.approx(1e-6, rel=0.2)
     farthest = found.farthest[found.places.argsort()][:, 0].tolist()
     assert farthest == pytest.approx([0.0, 1e-6, 0.4], rel=0.2)
-    # What importance weights do is measured of all tokens, as ever.
+    # The effect of importance weights is measured over all tokens, as ever.
     shown = [mismatch_metrics(one) for one in (found, usual)]
     apart = {name for name in shown[0] if shown[0][name] != shown[1][name]}
     assert apart and all(name.startswith("alignment/") for name in apart)

@@ -286,7 +286,7 @@ def test_the_loop_yields_each_step_with_its_line_and_answers_between(run_of):
     "start", ["never", "other/checkpoints", "checkpoints_set_aside_1", "checkpoints"]
 )
 def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(run_of, tmp_path, start):
-    """What that one's step 1 left is of other weights, whatever has its number."""
+    """Results of the earlier run's step 1 are of other weights, whatever has its number."""
     files = ("metrics.jsonl", DIGESTS_FILE, LEDGER_FILE)
     (tmp_path / files[0]).write_text('{"step": 1, "rollout/rewards": 0.5}\n')
     (tmp_path / files[1]).write_text('{"step": 1, "weights": "theirs"}\n')

@@ -1,4 +1,4 @@
-"""Which steps are profiled, and that a profile outlives no failure and causes none."""
+"""Steps that are profiled, and that a profile outlives no failure and causes none."""
 
 import shlex
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_only_named_steps_are_profiled(tmp_path):
             pass
     assert parts.events == [] and not folder.exists()
     folder.mkdir(parents=True)
-    # Of the step before a restart.
+    # A profile of the step before a restart.
     (folder / "rank_7.json.gz").touch()
     (folder.parent / "step_000005_engine_1_rank0.0.json.gz").touch()
     with profile_step(run, parts, 5):

@@ -59,14 +59,14 @@ MOST_OF_WAITING = 1.8
 
 @dataclass(frozen=True)
 class Run:
-    """What a run took.
+    """Costs of a run.
 
     Attributes:
         size: Ranks, and engines.
         begun: Traffic with ranks and with engines until all are connected.
         step: Traffic of the second step.
         waited: References that the driver gave to ``ray.wait`` in that step.
-        cpu_s: Of the driver, in that step.
+        cpu_s: CPU time of the driver, in that step.
     """
 
     size: int
@@ -89,14 +89,14 @@ class Stubs:
         self.ranks, self.engines = StubRay(StubRank), StubRay(StubEngine)
 
     def run_dir(self):
-        """Of the next run."""
+        """Folder of the next run."""
         self.runs += 1
         self.ranks.clear()
         self.engines.clear()
         return self.folder / f"run_{self.runs}"
 
     def take_traffic(self):
-        """Of ranks and of engines, since the last call."""
+        """Traffic of ranks and of engines, since the last call."""
         return self.ranks.take_traffic(), self.engines.take_traffic()
 
 
@@ -129,7 +129,7 @@ def run(size, stubs, *more):
             "weights.verify_every=1",
             f"runner.steps={STEPS}",
             "runner.progress=false",
-            # What the stubs' ranks report.
+            # The stubs' ranks report these values.
             "actor.optimizer.lr=1e-4",
             "actor.optimizer.warmup_steps=0",
             *more,

@@ -52,7 +52,7 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
     dead = ActorError("Megatron rank 1 failed: its process ended")
     attempts = Attempts(store, ([], dead), ([5], dead), ([], dead), ([], None))
     supervise(config, attempts)
-    # What never and auto mean: the first attempt starts over, the others resume.
+    # In "never" and "auto" the first attempt starts over, and the others resume.
     assert [resume for resume, _ in attempts.seen] == ["never", "auto", "auto", "auto"]
     printed = capsys.readouterr().err
     assert "resumes from the beginning; step 1 is repeated" in printed
@@ -78,7 +78,7 @@ def test_steps_of_each_attempt_are_yielded_and_an_error_of_the_caller_ends_none(
 
 
 def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
-    """What is resumed from is older, and a checkpoint that is made after it is a new one."""
+    """The run resumes from an older one, and a checkpoint that is made after it is a new one."""
     dead = ActorError("rank 0 failed")
 
     def damaged(attempt):
@@ -138,7 +138,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
     "error",
     [
         ValueError("a reward is wrong"),
-        # Of a weight sync without a tensor; tests/e2e/test_drill.py plants it.
+        # A weight sync without a tensor; tests/e2e/test_drill.py plants it.
         WeightsError("engine 0: the weight update left 1 tensors as they were"),
     ],
 )

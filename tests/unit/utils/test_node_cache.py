@@ -109,7 +109,7 @@ def test_a_changed_byte_changes_nothing_or_is_noticed_and_so_is_every_cut(tmp_pa
         except BrokenFile:
             refused += 1
             continue
-        # Of a date, or of who may read it.
+        # The flipped bit is of a date, or of the permissions.
         assert header == {"step": 1} and found.keys() == small.keys()
         assert all(found[name].tobytes() == small[name].tobytes() for name in small)
     assert refused > len(data) // 2

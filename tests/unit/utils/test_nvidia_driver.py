@@ -1,4 +1,4 @@
-"""What is said where torch sees no CUDA device, by what nvidia-smi says of the driver."""
+"""Messages where torch sees no CUDA device, by what nvidia-smi says of the driver."""
 
 from types import SimpleNamespace
 

@@ -12,7 +12,7 @@ def first(seed, count):
 
 
 def test_the_numbers_are_those_of_splitmix64():
-    """Of a seed that mixes to 0 they are the generator's published first outputs for seed 0."""
+    """A seed that mixes to 0 gives the generator's published first outputs for seed 0."""
     assert first(0, 3) == [
         0xE220A8397B1DCDAF >> 1,
         0x6E789E6AA1B965F4 >> 1,

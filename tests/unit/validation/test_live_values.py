@@ -1,4 +1,4 @@
-"""What engines' hooks note, and how it is compared with the actor's values."""
+"""Values noted by engines' hooks, and their comparison with the actor's."""
 
 from types import SimpleNamespace
 
@@ -171,7 +171,7 @@ def test_the_first_value_beyond_rounding_is_named():
     # Without noise, what float32 kernels differ by.
     first, _ = beyond_rounding(ours, ours, values_of(q=3 * LEAST_NOISE), SPEC, 6.0)
     assert first is None
-    # Of the logits an engine has the last row.
+    # An engine has the last row of the logits.
     theirs = values_of()
     theirs[2, HEAD] = torch.full((1, 5), 1.5)
     first, _ = beyond_rounding(ours, NOISY, theirs, SPEC, 6.0)

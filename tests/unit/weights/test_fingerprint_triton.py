@@ -10,7 +10,7 @@ pytestmark = pytest.mark.process
 
 
 def test_the_kernel_has_torchs_fingerprints(tmp_path):
-    """Of all types, shapes, strides and corners; of NaN, infinities, subnormals and both zeros."""
+    """All types, shapes, strides and corners; NaN, infinities, subnormals and both zeros."""
     found = run_interpreted(Path(__file__).with_name("fingerprint_program.py"), tmp_path)
     assert found["cases"] == found["calls"] == 212
     assert found["differ"] == []

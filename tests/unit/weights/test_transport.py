@@ -247,7 +247,7 @@ def test_over_nccl_all_engines_say_the_same_of_their_workers_or_get_all(monkeypa
         plan(one, silent, transport="nccl"),
         plan(silent, transport="nccl"),
         dataclasses.replace(shared, adapters=True),
-        # Of one worker, which keeps all; it is not asked.
+        # A single worker keeps all; it is not asked.
         dataclasses.replace(shared, engines=(None,), ranks_per_engine=1),
     ):
         assert with_worker_shares(whole) == whole

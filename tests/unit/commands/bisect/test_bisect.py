@@ -191,7 +191,7 @@ def test_a_gradient_and_its_minibatch(base, tmp_path, capsys):
 
 
 def test_a_gradient_and_its_tensors(base, tmp_path, capsys):
-    """Of which no number of the minibatches tells, and of which one does."""
+    """A gradient that no minibatch number tells, and one that one does."""
 
     class Other(Run):
         def gradients(self, step):

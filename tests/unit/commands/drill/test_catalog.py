@@ -138,7 +138,7 @@ def test_norms_and_rotary_embeddings_come_back():
     cache = torch.cat([angles.cos(), angles.sin()], 1)
     norm = SimpleNamespace(variance_epsilon=1e-6)
     rotary = SimpleNamespace(cos_sin_cache=cache.clone())
-    # Of the models that vLLM computes with transformers' modules.
+    # Models that vLLM computes with transformers' modules.
     own = torch.nn.Module()
     for name in ("inv_freq", "original_inv_freq", "sliding_attention_inv_freq"):
         own.register_buffer(name, torch.tensor([1.0, 0.1]), persistent=False)

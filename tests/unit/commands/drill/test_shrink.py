@@ -68,7 +68,7 @@ def test_what_the_user_chose_stays(tmp_path):
     assert small.rollout.temperature == 0.7
     assert small.actor.optimizer.lr == full.actor.optimizer.lr
     assert (small.alignment, small.collapse) == (full.alignment, full.collapse)
-    # What follows from a length follows it.
+    # Values that follow from a length follow it.
     params = small.reward.items[1].params
     assert params["max_completion_len"] == small.rollout.max_response_tokens == 32
     assert (small.actor.tensor_parallel, full.actor.tensor_parallel) == (2, 4)

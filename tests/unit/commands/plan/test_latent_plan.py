@@ -1,4 +1,4 @@
-"""What multi-head latent attention takes, against counts by hand of DeepSeek-V3."""
+"""Memory of multi-head latent attention, against counts by hand of DeepSeek-V3."""
 
 import json
 import math
@@ -61,7 +61,7 @@ def test_reading_and_decoding_have_the_operations_of_their_widths():
 
 @pytest.mark.parametrize(("tp", "pp", "ep"), [(1, 1, 8), (8, 2, 8)])
 def test_a_rank_holds_and_an_engine_keeps_what_the_weight_plan_says(tp, pp, ep):
-    """Of a model of as few layers as show all."""
+    """A model of as few layers as show all."""
     few = model_spec(
         KNOWN["DeepSeek-V3"] | {"num_hidden_layers": 4, "n_routed_experts": 8, "n_group": 4}
     )

@@ -339,7 +339,7 @@ def test_what_makes_no_sense_is_refused(
 def test_updates_take_as_long_as_they_took_on_an_h100(
     tokens: int, sequences: int, minibatches: int, length: int, recomputed: int, measured_s: float
 ) -> None:
-    """Of DeepSeek-R1-Distill-Qwen-1.5B; docs/gpu_results.md."""
+    """DeepSeek-R1-Distill-Qwen-1.5B; docs/gpu_results.md."""
     spec = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])
     actor = ActorShape(Layout(), recomputed, tokens)
     work = Work(sequences, 1, minibatches, 4, length - 4, length - 4)

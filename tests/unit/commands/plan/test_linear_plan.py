@@ -17,7 +17,7 @@ from rlmath.model.parallel import Layout
 from rlmath.model.published import published_spec
 from rlmath.model.spec import ModelSpec
 
-# Of the text model, as its publisher counts them; that of Qwen3-Next is the hub's.
+# Parameters of the text model, as its publisher counts them; Qwen3-Next's is the hub's.
 PUBLISHED = {
     "Qwen3.5-9B": 8_953_803_264,
     "Qwen3.5-27B": 26_895_998_464,

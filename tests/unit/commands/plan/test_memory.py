@@ -191,7 +191,7 @@ def test_a_reference_model_is_on_the_host():
 
 
 def test_interleaved_stages_keep_more():
-    """Of the first of p stages with v chunks 1 + (p - 1) / (p v) times as much (Korthikanti et al.
+    """The first of p stages with v chunks: 1 + (p - 1) / (p v) times as much (Korthikanti et al.
     2022, section 4.2.3), of the last one a round of micro-batches but for a chunk's share."""
     for p, v in ((2, 2), (4, 2), (8, 4)):
         plain, layout = Layout(1, p), Layout(1, p, virtual_stages=v)
@@ -351,7 +351,7 @@ def test_adapters_of_the_plan_are_those_of_the_ranks():
 
 
 def test_adapters_of_experts_are_where_the_experts_are():
-    """Of 128, those of the rank's; over tensor ranks where these share each. Their copies share the
+    """The rank has its own of 128; over tensor ranks where these share each. Their copies share the
     optimizer's state."""
     one, lora = (
         model_spec(KNOWN["Qwen3-30B-A3B"]),

@@ -18,7 +18,7 @@ from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
 DENSE, MOE = (model_spec(KNOWN[name]) for name in ("Qwen2.5-7B", "Qwen3-30B-A3B"))
-# Of a rank: 8 micro-batches of 4,096 tokens in one optimizer step.
+# Work of a rank: 8 micro-batches of 4,096 tokens in one optimizer step.
 WORK = Work(8, 1, 1, 96, 4000, 4000)
 
 

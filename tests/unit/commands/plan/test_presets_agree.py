@@ -9,7 +9,7 @@ from benchmarks.dry_run.presets import EXPERIMENTS, preset_cases
 from rlmath.cli import main
 from rlmath.config.load import load
 
-# What the plan is told of a preset; how many GPUs have a copy of the model is the preset's choice.
+# Fields of a preset for the plan; how many GPUs have a copy of the model is the preset's choice.
 GIVEN = (
     "model.path",
     "cluster.nodes",
@@ -61,7 +61,7 @@ def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(case, capsy
     "overrides",
     [
         *([f"experiment={name}"] for name in EXPERIMENTS),
-        # What ``rollout=long_context`` is made for: the largest dense models on one node.
+        # The use of ``rollout=long_context``: the largest dense models on one node.
         ["model=qwen3_8b", *LONG, "cluster=gpu8"],
         ["model=r1_distill_qwen_7b", *LONG, "cluster=gpu8"],
         ["model=r1_distill_qwen_1.5b", LONG[0], "rollout=long_context_1.5b", "cluster=gpu8"],

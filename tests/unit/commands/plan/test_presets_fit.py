@@ -10,7 +10,7 @@ from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
 GPU_GIB = 80.0
-# Of a node of eight such cards; most have more.
+# Host memory of a node of eight such cards; most have more.
 NODE_BYTES = 1e12
 
 

@@ -63,7 +63,7 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
     network, experts = 50e9 * 0.7, 2 * spec.num_expert_parameters
     dense = 2 * spec.num_parameters - experts
     lacks = 31 / 32
-    # Of each of eight slices a stage's 32 ranks send 16, a fourth of the experts at a time.
+    # A stage's 32 ranks send 16 of each of eight slices, a fourth of the experts at a time.
     share = 4 / 8 if workers == 8 else lacks
     assert of(True).gather_s == pytest.approx((lacks * dense + share * experts) / network)
     assert (of(True).seconds < 12) == (workers == 8)

@@ -1,4 +1,4 @@
-"""Which settings were read, whether two runs are equal, and the band of a reward."""
+"""Settings that were read, whether two runs are equal, and the band of a reward."""
 
 import dataclasses
 import json

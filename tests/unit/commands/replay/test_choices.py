@@ -104,7 +104,7 @@ def test_a_teacher_is_in_the_batch_or_nowhere(model):
 
 
 def test_another_loss_has_its_own_options(model):
-    """Those of the run's loss are not left to the other one; unused settings are as by default."""
+    """Options of the run's loss are not left to the other; unused settings are as by default."""
     config, other = both(
         model,
         *("algorithm.loss=cispo", "correction.kind=none"),

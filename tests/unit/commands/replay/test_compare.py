@@ -115,7 +115,7 @@ def test_without_the_step_s_file_the_means_are_compared(run):
         assert found.is_close is close and len(found.minibatches or ()) == 1
 
 
-# Of two groups of two sequences: 4, 5, 4 and 5 response tokens.
+# Two groups of two sequences: 4, 5, 4 and 5 response tokens.
 PULLS = torch.arange(18, dtype=torch.float32) / 10
 
 

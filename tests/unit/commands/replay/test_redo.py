@@ -1,4 +1,4 @@
-"""Which steps the same ranks redo."""
+"""Steps that the same ranks redo."""
 
 import copy
 from pathlib import Path

@@ -20,7 +20,7 @@ WITHOUT = (
 
 
 HANGS_AFTER_S = 120.0
-# What the tests do in the page.
+# Functions of the tests in the page.
 HELPERS = """
 window.$ = (query) => document.querySelector(query);
 window.$$ = (query) => [...document.querySelectorAll(query)];
@@ -43,7 +43,7 @@ class Browser:
     """One tab.
 
     Attributes:
-        events: What the browser reported, in order.
+        events: Events that the browser reported, in order.
     """
 
     def __init__(self, to_browser, from_browser):

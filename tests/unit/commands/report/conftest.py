@@ -44,7 +44,7 @@ def make_run():
                     monitor.log_samples(step, groups, dropped=dropped)
                     firsts = [one.samples[0] for one in groups]
                     places = traced_places([sample_key(one) for one in firsts], 1)
-                    # What a run wrote that knows no traces is shown as well.
+                    # A run that knows no traces is shown as well.
                     shown = [traced(firsts[place]) for place in places if step > 1]
                     write_tokens(folder, step, shown)
                     metrics |= {

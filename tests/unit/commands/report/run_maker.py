@@ -9,7 +9,7 @@ from rlmath.monitor.token_files import TracedSample
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 STEPS = 4
-# What a model may write, or a file may hold: none of it may run, break or reorder the page.
+# Text that a model may write, or a file may hold: none may run, break or reorder the page.
 HOSTILE = (
     "</script><script>window.pwned = 1</script>",
     "<img src=x onerror='window.pwned = 2'><!-- <svg onload=window.pwned=3>",
@@ -57,7 +57,7 @@ def in_turns(made):
 
 
 def traced(graded):
-    """What the ranks might have said of a sample, in a step with a reference model. Its first token
+    """Possible traces of a sample, in a step with a reference model. Its first token
     is clipped, its second one left out, and its last one not in the loss."""
     sample = graded.sample
     count = len(sample.token_ids)

@@ -140,7 +140,7 @@ def test_what_the_run_did_is_in_the_page(text: str) -> None:
 
 
 def test_values_by_token(text: str) -> None:
-    """Of the first sample of one problem of each step, with its texts from the tokenizer."""
+    """The first sample of one problem of each step, with its texts from the tokenizer."""
     (run,) = page_data(text)["runs"]
     found = [one for one in run["samples"] if one["by_token"]]
     assert [(one["step"], one["kind"], one["index"]) for one in found] == [

@@ -1,4 +1,4 @@
-"""Which samples a page has, and the figures over all of them."""
+"""Samples on a page, and the figures over all of them."""
 
 from rlmath.commands.report.sample_sets import MAX_COLUMNS, MAX_PROBLEMS, heat_map, read_samples_of
 from rlmath.monitor.run_folder import RunFolder

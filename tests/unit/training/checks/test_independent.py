@@ -81,7 +81,7 @@ def test_the_bound_is_above_the_binomial_tail():
         bound = log_tail([math.log(p)] * n, k)
         assert math.log(exact) - 1e-9 <= bound <= math.log(exact) + 5
     assert log_tail([0.0] * 20, 20) == pytest.approx(0.0, abs=1e-9)
-    # Of an engine that overflowed; warnings are errors here.
+    # An engine that overflowed; warnings are errors here.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert log_tail([math.nan] * 20, 20) == pytest.approx(0.0, abs=1e-9)

@@ -118,7 +118,7 @@ def test_grade_of_another_text_is_named():
 
 
 def test_second_grader_has_its_own_process_and_no_memory():
-    """What only a worker can decide is asked of one that the rewards' grader does not have."""
+    """Answers that only a worker can decide go to one that the rewards' grader does not have."""
     hard = r"\boxed{\int_0^1 x dx}"
     with MathGrader(num_workers=1) as grader:
         first = grader.grade_one(hard, [r"\frac12"])

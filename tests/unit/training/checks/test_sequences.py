@@ -1,4 +1,4 @@
-"""What ranks report of their sequences, right and wrong."""
+"""Reports of ranks on their sequences, right and wrong."""
 
 import dataclasses
 import weakref
@@ -24,7 +24,7 @@ PLACES = torch.tensor([2, 0, 3, 1])
 
 
 def reported(advantages, loss="ppo_clip", noise=0.0):
-    """Of one micro-batch after its backward pass; ``advantages`` ``[R]`` in order of the places."""
+    """Report of one micro-batch after its backward pass; ``advantages`` ``[R]`` by place."""
     lengths = torch.tensor(LENGTHS)[PLACES]
     tokens = int(lengths.sum())
     draw = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Which parts of the weights an update has to change."""
+"""Parts of the weights that an update has to change."""
 
 import pytest
 

@@ -23,7 +23,7 @@ def settings(kind):
 
 
 def reported(kind, factor=1.0):
-    """Of each minibatch, as ranks report it."""
+    """Reports of the ranks on each minibatch."""
     found = []
     for members in minibatches(GROUPS.tolist(), 2, 11):
         counts = COUNTS[members]

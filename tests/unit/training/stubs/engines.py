@@ -63,7 +63,7 @@ class StubLoop:
     def drain(self): ...
 
     def rpc(self, method, **arguments):
-        # Of the functions that run in a worker, one asks for constants.
+        # The only function that engines run in a worker asks for constants.
         return [{"norm_eps": [], "ropes": []}] if callable(method) else [None]
 
     def engine_call(self, function):

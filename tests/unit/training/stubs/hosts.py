@@ -16,10 +16,10 @@ import ray
 
 @dataclass
 class Traffic:
-    """What the stubs of a host took part in, by method.
+    """Calls and bytes of a host's stubs, by method.
 
     Attributes:
-        calls: Of all stubs.
+        calls: Calls of all stubs.
         given: Bytes of the arguments, objects of the object store included.
         answered: Bytes of the results.
     """
@@ -83,7 +83,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Method:
-    """Of a stub."""
+    """Method of a stub."""
 
     handle: Handle
     name: str
@@ -105,7 +105,7 @@ class StubRay:
     """Ray, with actors made on a host.
 
     Args:
-        kind: Of the stubs: a class with a ``world`` that the stubs of a host share.
+        kind: Class of the stubs, with a ``world`` that the stubs of a host share.
 
     Attributes:
         waited: References that the driver gave to ``wait``.
@@ -138,7 +138,7 @@ class StubRay:
         return done, left
 
     def take_traffic(self):
-        """Of its stubs since the last call."""
+        """Traffic of its stubs since the last call."""
         found = ray.get(self.host.take_traffic.remote())
         return found
 

@@ -34,7 +34,7 @@ class World:
         self._sums = None
 
     def sums(self):
-        """Of each minibatch, what all ranks report after their all-reduce."""
+        """Sums of each minibatch that all ranks report after their all-reduce."""
         if self._sums is None:
             self._sums = self._add_up()
         return self._sums
