@@ -112,7 +112,7 @@ def test_one_table_of_rotary_angles_is_kept(monkeypatch):
 
 def test_names_of_transformer_engines_layers_in_a_checkpoint():
     """Names left out of a checkpoint (rlmath/checkpoint/model_state.py), and of norms where
-    Megatron's own layers save it (rlmath/actor/layers.py)."""
+    Megatron's own layers save them (rlmath/actor/layers.py)."""
     experts = function(f"{CORE}.extensions.transformer_engine", "TEGroupedLinear")
     assert "f\"{prefix}_extra_state{'' if gemm_idx == 0 else gemm_idx}\"" in experts
     # Result of a load without extra state.

@@ -55,7 +55,7 @@ def test_settings_compose_from_a_built_wheel(wheel, tmp_path):
 
 
 def required(distributions):
-    """Packages that pip installs for a distribution without extras, and for those that it brings."""
+    """Packages that pip installs for distributions without extras, and for those these bring."""
     found = set()
     for distribution in distributions:
         for one in map(Requirement, distribution.requires or []):
