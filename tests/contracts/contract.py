@@ -61,8 +61,8 @@ class Row:
     says: tuple[str, ...] = ()
 
 
-def parametrized(rows):
-    """Runs a test once per row: ``@parametrized(ROWS) def test_...(row): check(row)``."""
+def parametrize(rows):
+    """Runs a test once per row: ``@parametrize(ROWS) def test_...(row): check(row)``."""
     return pytest.mark.parametrize("row", list(rows), ids=lambda row: row.target)
 
 
@@ -255,7 +255,7 @@ def attributes(found):
         names = set(dir(found))
         for base in found.__mro__:
             names |= set(inspect.get_annotations(base))
-            names |= _assigned(base)
+            names |= _assigned_names(base)
         return frozenset(names)
     if inspect.ismodule(found):
         return frozenset(dir(found)) | {
@@ -265,24 +265,24 @@ def attributes(found):
 
 
 def _of_class_source(found):
-    names = set(_defined(found.node))
+    names = set(_names_of(found.node))
     for parent in _bases(found):
         names |= attributes(parent)
     return frozenset(names)
 
 
 @cache
-def _assigned(one):
+def _assigned_names(one):
     if one.__module__ == "builtins":
         return frozenset()
     try:
         text = textwrap.dedent(inspect.getsource(one))
     except (OSError, TypeError):
         return frozenset()
-    return frozenset(_defined(ast.parse(text).body[0]))
+    return frozenset(_names_of(ast.parse(text).body[0]))
 
 
-def _defined(scope):
+def _names_of(scope):
     """Names that a class body defines, and attributes that its methods assign to ``self``."""
     for statement in _statements(scope):
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -92,16 +92,16 @@ def said_of(folder, model):
     spec = read_model_spec(folder)
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
 
-    def said():
+    def find_wrong():
         return wrong_constant(worker_constants(worker), spec)
 
-    found = {HEALTHY: said()}
+    found = {HEALTHY: find_wrong()}
     for name, plant, back in (
         (EPSILON, other_epsilon, epsilon_back),
         (THETA, other_rope, rope_back),
     ):
         plant(worker)
-        found[name] = said()
+        found[name] = find_wrong()
         back(worker)
     return found
 

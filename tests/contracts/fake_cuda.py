@@ -182,14 +182,14 @@ class Races(TorchDispatchMode):
             return
         clock = self._cuda.tick()
         for slot in reads:
-            self._ordered(name, slot, clock, self._written.get(slot))
+            self._check_order(name, slot, clock, self._written.get(slot))
             self._read.setdefault(slot, []).append(clock)
         for slot in writes:
             for before in (self._written.get(slot), *self._read.get(slot, [])):
-                self._ordered(name, slot, clock, before)
+                self._check_order(name, slot, clock, before)
             self._written[slot], self._read[slot] = clock, []
 
-    def _ordered(self, name, slot, clock, before):
+    def _check_order(self, name, slot, clock, before):
         if before is not None and any(clock.get(k, 0) < v for k, v in before.items()):
             self._cuda.races.append(f"{name} on {self._cuda.current.label}, memory {slot}")
 

@@ -92,12 +92,12 @@ def rank_program(rank, store, answers):
     for name in ("barrier", "all_gather_object", "broadcast_object_list"):
         original = getattr(dist, name)
 
-        def noted(*arguments, name=name, original=original, **named):
+        def note_call(*arguments, name=name, original=original, **named):
             if named.get("group") is None:
                 of_world.append(name)
             return original(*arguments, **named)
 
-        patch.setattr(dist, name, noted)
+        patch.setattr(dist, name, note_call)
     for version in (1, 2):
         connection.send_weights(version)
     read_s = [moment for engine in engines for moment in engine.read_s]

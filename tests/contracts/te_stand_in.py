@@ -15,7 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.contracts.te_stand_in_fp8 import NAMES, FP8GlobalStateManager, product_weight, rounded
+from tests.contracts.te_stand_in_fp8 import (
+    NAMES,
+    FP8GlobalStateManager,
+    product_weight,
+    round_to_fp8,
+)
 
 VERSION = "2.11.0"
 NAME = "transformer_engine"
@@ -69,7 +74,7 @@ class _Products(nn.Module):
         rows = x.numel() // x.size(-1)
         weight = product_weight(self, self.weight, rows, is_first_microbatch)
         if FP8GlobalStateManager.is_fp8_enabled():
-            x = rounded(x)
+            x = round_to_fp8(x)
         return F.linear(x, weight, getattr(self, "bias", None))
 
 

@@ -95,7 +95,7 @@ class Product:
 PRODUCTS = []
 
 
-def rounded(values):
+def round_to_fp8(values):
     """To four bits of the mantissa; gradients pass as they are."""
     mantissa, exponent = torch.frexp(values.detach().float())
     found = torch.ldexp((mantissa * 16).round() / 16, exponent).to(values.dtype)
@@ -111,9 +111,9 @@ def product_weight(layer, weight, rows, is_first):
         return weight
     copies = layer._fp8_workspaces
     if is_first is None:
-        return rounded(weight)
+        return round_to_fp8(weight)
     if is_first or "weight" not in copies:
-        copies["weight"] = rounded(weight).detach()
+        copies["weight"] = round_to_fp8(weight).detach()
     return weight + (copies["weight"] - weight.detach())
 
 

@@ -18,7 +18,7 @@ BREAKS = (
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def answers(tmp_path_factory):
     """From another process, as vLLM's process groups stay."""
     command = [sys.executable, "-m", "tests.contracts.engine_constants_program"]
     work = tmp_path_factory.mktemp("models")
@@ -28,8 +28,8 @@ def said(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_another_constant_in_an_engine_is_named(said, family):
-    found = said[family]
+def test_another_constant_in_an_engine_is_named(answers, family):
+    found = answers[family]
     assert found[HEALTHY] is None, BREAKS
     assert "an RMS norm with epsilon" in str(found[EPSILON]), BREAKS
     assert "different rotary frequencies" in str(found[THETA]), BREAKS

@@ -13,7 +13,7 @@ from tests.contracts.te_fp8_program import MICRO_BATCHES, RECOMPUTE
 
 
 @pytest.fixture(scope="module")
-def built():
+def models():
     """In a separate process: Megatron looks for Transformer Engine when it is imported."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_layers_program", "stand_in"],
@@ -28,8 +28,8 @@ def built():
 
 
 @pytest.mark.parametrize("case", MODULES)
-def test_layers_are_transformer_engines(built, case):
-    check(case, built[case], marks=True)
+def test_layers_are_transformer_engines(models, case):
+    check(case, models[case], marks=True)
 
 
 PRODUCTS = 4 * 2 * MICRO_BATCHES  # Of the matrices of two layers.

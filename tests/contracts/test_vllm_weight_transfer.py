@@ -148,11 +148,11 @@ def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(monkeypatch, cuda):
     exports = []
     export = packed_tensor.reduce_tensor
 
-    def noted(buffer):
+    def note(buffer):
         exports.append(buffer)
         return export(buffer)
 
-    monkeypatch.setattr(packed_tensor, "reduce_tensor", noted)
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", note)
     source = Tensors(awkward_tensors(0), 1)
     gathered = []
 
@@ -258,11 +258,11 @@ def test_reconnecting_shuts_the_connection_before_down(monkeypatch, cuda, caplog
         rank.send_weights(count)
     assert len(worker.updates) == 3
 
-    def broken():
+    def break_down():
         raise RuntimeError("an unhandled CUDA error")
 
     # An old connection that is broken is no reason to go without a new one.
-    monkeypatch.setattr(worker.channels[-1], "destroy", broken)
+    monkeypatch.setattr(worker.channels[-1], "destroy", break_down)
     rank.connect_engines(plan)
     rank.send_weights(4)
     assert len(worker.updates) == 4

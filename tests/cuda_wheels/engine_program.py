@@ -29,10 +29,10 @@ def main():
     os.environ[ENGINE_VARIABLE] = "1"
     load_general_plugins()
     register()
-    print(json.dumps([finished(EngineSpec(**fields)) for fields in json.loads(sys.argv[1])]))
+    print(json.dumps([engine_config(EngineSpec(**fields)) for fields in json.loads(sys.argv[1])]))
 
 
-def finished(spec):
+def engine_config(spec):
     """vLLM's config from an engine's settings."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine

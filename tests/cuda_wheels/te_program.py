@@ -42,14 +42,14 @@ def models(jobs):
     for job in jobs:
         world_size = Layout(**job["layout"]).world_size
         dist.init_process_group("fake", rank=job["rank"], world_size=world_size, store=FakeStore())
-        answers.append(_built(job))
+        answers.append(_build(job))
         from rlmath.actor.parallel import destroy
 
         destroy()
     return answers
 
 
-def _built(job):
+def _build(job):
     from megatron.core import parallel_state, tensor_parallel
 
     from rlmath.actor.head import head_of

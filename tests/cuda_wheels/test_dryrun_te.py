@@ -17,7 +17,7 @@ from tests.cuda_wheels.test_te_models import PRESETS, jobs_of
 
 
 @pytest.fixture(scope="module")
-def built():
+def rank_models():
     """Preset, job and parameters of each rank."""
     jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
     answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
@@ -27,8 +27,8 @@ def built():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_rank_holds_the_parameters_of_the_plan(built, name):
-    found = [(job, parameters) for preset, job, parameters in built if preset == name]
+def test_a_rank_holds_the_parameters_of_the_plan(rank_models, name):
+    found = [(job, parameters) for preset, job, parameters in rank_models if preset == name]
     assert found
     for job, parameters in found:
         layout = Layout(**job["layout"])

@@ -38,7 +38,7 @@ def specs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(specs):
+def answers_of_engines(specs):
     """On a node that leaves its last four GPUs to the run."""
     answers = answer_of(
         "engine_program", json.dumps(list(specs.values())), CUDA_VISIBLE_DEVICES="4,5,6,7"
@@ -46,27 +46,33 @@ def found(specs):
     return dict(zip(specs, answers, strict=True))
 
 
-def test_engines_take_the_gpus_that_they_were_given(found):
-    assert (found["narrow"]["executor"], found["narrow"]["device_ids"]) == ("UniProcExecutor", [5])
-    assert (found["wide"]["executor"], found["wide"]["device_ids"]) == ("MultiprocExecutor", [7, 4])
+def test_engines_take_the_gpus_that_they_were_given(answers_of_engines):
+    assert (
+        answers_of_engines["narrow"]["executor"],
+        answers_of_engines["narrow"]["device_ids"],
+    ) == ("UniProcExecutor", [5])
+    assert (answers_of_engines["wide"]["executor"], answers_of_engines["wide"]["device_ids"]) == (
+        "MultiprocExecutor",
+        [7, 4],
+    )
 
 
 @pytest.mark.parametrize("name", ["narrow", "wide"])
-def test_steps_are_large_and_scheduled_ahead(found, name):
-    assert found[name]["batched_tokens"] == EngineSpec.max_batched_tokens == 16384
-    assert found[name]["async_scheduling"] is True
-    assert found[name]["scheduler"] == "AsyncDecodeScheduler"
+def test_steps_are_large_and_scheduled_ahead(answers_of_engines, name):
+    assert answers_of_engines[name]["batched_tokens"] == EngineSpec.max_batched_tokens == 16384
+    assert answers_of_engines[name]["async_scheduling"] is True
+    assert answers_of_engines[name]["scheduler"] == "AsyncDecodeScheduler"
     # The step loop waits for one step at most when an engine is idle.
-    assert found[name]["batches_in_flight"] == 2
-    assert found[name]["kv_cache_bytes"] is None
+    assert answers_of_engines[name]["batches_in_flight"] == 2
+    assert answers_of_engines[name]["kv_cache_bytes"] is None
     # tests/contracts/test_vllm_engine.py has what is asked of its model runner.
-    assert found[name]["second_model_runner"] is True
+    assert answers_of_engines[name]["second_model_runner"] is True
 
 
-def test_an_engine_that_starts_again_gets_the_cache_that_was_measured(found):
-    assert found["again"]["kv_cache_bytes"] == 7 * 2**30
-    assert found["again"]["async_scheduling"] is False
-    assert found["again"]["scheduler"] == "Scheduler"
+def test_an_engine_that_starts_again_gets_the_cache_that_was_measured(answers_of_engines):
+    assert answers_of_engines["again"]["kv_cache_bytes"] == 7 * 2**30
+    assert answers_of_engines["again"]["async_scheduling"] is False
+    assert answers_of_engines["again"]["scheduler"] == "Scheduler"
 
 
 def test_vllm_configures_batch_invariant_engines(specs):

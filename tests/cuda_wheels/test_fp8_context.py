@@ -36,17 +36,17 @@ def _matrices(name):
 
 
 @pytest.fixture(scope="module")
-def made():
+def sizes():
     shapes = {key: shape for name in MODELS for key, shape, _ in _matrices(name)[1]}
     return answer_of("fp8_wheel_program", "bytes", json.dumps(shapes | INPUTS))
 
 
 @pytest.mark.parametrize("recipe", WEIGHT_BYTES)
 @pytest.mark.parametrize("name", MODELS)
-def test_copies_of_weights_take_what_the_plan_says(made, name, recipe):
+def test_copies_of_weights_take_what_the_plan_says(sizes, name, recipe):
     spec, matrices = _matrices(name)
     layer = {
-        part: sum(count * made[recipe][key][part] for key, _, count in matrices)
+        part: sum(count * sizes[recipe][key][part] for key, _, count in matrices)
         for part in ("rows", "columns")
     }
     actor = ActorShape(MODELS[name], 0, TOKENS, fp8=Fp8Training("hybrid", recipe))
@@ -57,10 +57,10 @@ def test_copies_of_weights_take_what_the_plan_says(made, name, recipe):
 
 @pytest.mark.parametrize("recipe", ACTIVATION_BYTES)
 @pytest.mark.parametrize("name", INPUTS)
-def test_a_kept_input_takes_what_the_plan_says(made, name, recipe):
+def test_a_kept_input_takes_what_the_plan_says(sizes, name, recipe):
     tokens, width = INPUTS[name]
     planned = ACTIVATION_BYTES[recipe] * tokens * width
-    assert made[recipe][name]["columns"] == pytest.approx(planned, rel=MOST_ERROR)
+    assert sizes[recipe][name]["columns"] == pytest.approx(planned, rel=MOST_ERROR)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

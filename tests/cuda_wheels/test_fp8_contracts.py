@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from tests.contracts.contract import Row, check, parametrized
+from tests.contracts.contract import Row, check, parametrize
 from tests.cuda_wheels.test_te_layers import function, source
 
 TE = "transformer_engine.pytorch"
@@ -76,7 +76,7 @@ ROWS = [
 ]
 
 
-@parametrized(ROWS)
+@parametrize(ROWS)
 def test_transformer_engine(row):
     check(row)
 

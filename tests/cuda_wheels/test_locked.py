@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from tests.unit.locks import PYTHONS, installed, needed, read_lock, unmet
+from tests.unit.locks import PYTHONS, installed_packages, read_lock, requirements, unmet
 
 
 def test_it_is_the_cuda_build():
@@ -17,13 +17,13 @@ def test_it_is_the_cuda_build():
 def test_every_locked_package_is_installed_in_its_version():
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     lock = read_lock("cuda", here)
-    assert {n: p.version for n, p in installed(lock).items()} == lock.versions
+    assert {n: p.version for n, p in installed_packages(lock).items()} == lock.versions
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_what_packages_ask_for_is_locked_or_left_out(python):
     lock = read_lock("cuda", python)
-    packages = installed(lock)
-    asked = list(needed(packages, python))
+    packages = installed_packages(lock)
+    asked = list(requirements(packages, python))
     assert unmet(lock, asked) == []
     assert lock.without <= {one.name for _, one in asked}

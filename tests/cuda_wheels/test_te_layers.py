@@ -33,7 +33,7 @@ def run(*arguments):
 
 
 @pytest.fixture(scope="module")
-def built():
+def layers():
     found = json.loads(run("-m", "tests.contracts.te_layers_program", "installed"))
     return found
 
@@ -45,8 +45,8 @@ def test_it_is_installed_completely():
 
 
 @pytest.mark.parametrize("case", MODULES)
-def test_megatron_builds_its_layers(built, case):
-    check(case, built[case], marks=False)
+def test_megatron_builds_its_layers(layers, case):
+    check(case, layers[case], marks=False)
 
 
 def test_batch_invariance_without_flash_attention_is_refused():

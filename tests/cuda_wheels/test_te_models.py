@@ -52,7 +52,7 @@ def jobs_of(overrides):
 
 
 @pytest.fixture(scope="module")
-def built():
+def models():
     """Models that each preset's ranks build, beside the job; from one process."""
     jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
     answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
@@ -63,8 +63,8 @@ def built():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_actor_builds_transformer_engines_layers(built, name):
-    for job, answer in built[name]:
+def test_the_actor_builds_transformer_engines_layers(models, name):
+    for job, answer in models[name]:
         layers = job["config"]["num_hidden_layers"] // job["layout"]["pipeline_parallel"]
         moe = "num_experts" in job["config"]
         kinds = answer["kinds"]
@@ -87,13 +87,13 @@ def test_the_actor_builds_transformer_engines_layers(built, name):
         assert answer["softmax"] == ("rlmath.actor.softmax_triton" if last else None)
 
 
-def test_the_ranks_hold_the_whole_model(built):
+def test_the_ranks_hold_the_whole_model(models):
     """Parameters of one rank of each stage, times the ranks that share them."""
-    ((job, rank),) = built["qwen2.5-7b-grpo-megatron"]
+    ((job, rank),) = models["qwen2.5-7b-grpo-megatron"]
     whole = rank["parameters"] * job["layout"]["tensor_parallel"]
     assert whole == pytest.approx(7.6e9, rel=0.02)
-    first, last = (answer["parameters"] for _, answer in built["7B, two stages"])
-    staged = built["7B, two stages"][0][0]["layout"]
+    first, last = (answer["parameters"] for _, answer in models["7B, two stages"])
+    staged = models["7B, two stages"][0][0]["layout"]
     assert (first + last) * staged["tensor_parallel"] == pytest.approx(whole, rel=0.001)
 
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tests.contracts import contract
-from tests.contracts.contract import Row, check, parametrized
+from tests.contracts.contract import Row, check, parametrize
 from tests.contracts.imports import imported_names
 
 # Megatron's modules that a rank with Transformer Engine's layers runs.
@@ -129,6 +129,6 @@ ROWS = [
 ]
 
 
-@parametrized(ROWS)
+@parametrize(ROWS)
 def test_transformer_engine(row):
     check(row)

@@ -74,14 +74,14 @@ def positions_go_on(worker: Any) -> None:
     """In the update alone, positions do not begin again with each packed sequence."""
     backward, pack = worker.actor._backward, worker.actor.micro_batches
 
-    def packed(share: Any) -> Any:
+    def pack_on(share: Any) -> Any:
         return [
             dataclasses.replace(one, position_ids=torch.arange(one.tokens.size(1))[None])
             for one in pack(share)
         ]
 
     def going_on(*given: Any, **options: Any) -> Any:
-        worker.actor.micro_batches = packed
+        worker.actor.micro_batches = pack_on
         try:
             return backward(*given, **options)
         finally:
@@ -95,7 +95,7 @@ def loss_over_micro_batches(worker: Any) -> None:
     not."""
     original = policy.policy_loss
 
-    def divided(*given: Any) -> Any:
+    def divide(*given: Any) -> Any:
         objective = original(*given)
 
         def of(*inputs: Any) -> Any:
@@ -104,7 +104,7 @@ def loss_over_micro_batches(worker: Any) -> None:
 
         return of
 
-    policy.policy_loss = divided
+    policy.policy_loss = divide
 
 
 # -- the second plan ----------------------------------------------------------------------------
@@ -138,27 +138,27 @@ def old_log_probs_of_another_sequence(worker: Any) -> None:
     """From the second minibatch on."""
     backward, calls = worker.actor._backward, iter(range(10**6))
 
-    def swapped(share: Any, *rest: Any, **options: Any) -> Any:
+    def swap(share: Any, *rest: Any, **options: Any) -> Any:
         if next(calls) % 2:
             batch = share.batch
             old = of_next_sequences(batch.old_log_probs, batch.response_lengths)
             share = dataclasses.replace(share, batch=dataclasses.replace(batch, old_log_probs=old))
         return backward(share, *rest, **options)
 
-    worker.actor._backward = swapped
+    worker.actor._backward = swap
 
 
 def reference_log_probs_of_another_sequence(worker: Any) -> None:
     log_probs = worker.actor.shard_log_probs
 
-    def swapped(shard: Any, name: str = "policy", seed: int = 0) -> Any:
+    def swap(shard: Any, name: str = "policy", seed: int = 0) -> Any:
         found = log_probs(shard, name, seed)
         if name != "reference":
             return found
         values = of_next_sequences(found.log_probs, shard.batch.response_lengths)
         return dataclasses.replace(found, log_probs=values)
 
-    worker.actor.shard_log_probs = swapped
+    worker.actor.shard_log_probs = swap
 
 
 def betas_exchanged(worker: Any) -> None:
@@ -183,7 +183,7 @@ def main_parameters_rounded(worker: Any) -> None:
     worker.actor.finish_minibatch = rounding
 
 
-def clipped_by_a_part_of_the_norm(worker: Any) -> None:
+def clip_by_a_part_of_the_norm(worker: Any) -> None:
     optimizer = worker.actor.optimizer
     step = optimizer.step
 
@@ -249,12 +249,12 @@ def half_of_each_sequence(worker: Any) -> None:
         own[half:], own[:half] = 0.0, own[:half] * (len(own) / half)
         return own
 
-    def moved(share: Any, *rest: Any, **options: Any) -> Any:
+    def move_weights(share: Any, *rest: Any, **options: Any) -> Any:
         parts = share.weights.split(share.batch.response_lengths.tolist())
         weights = torch.cat([first_half(one) for one in parts])
         return backward(dataclasses.replace(share, weights=weights), *rest, **options)
 
-    worker.actor._backward = moved
+    worker.actor._backward = move_weights
 
 
 def without_gradient(worker: Any, ending: str, change: Any = None) -> None:
@@ -313,28 +313,28 @@ def kl_without_gradient(worker: Any) -> None:
 def entropy_without_gradient(worker: Any) -> None:
     original = policy_loss.policy_objective
 
-    def detached(inputs: Any, settings: Any) -> Any:
+    def detach_entropy(inputs: Any, settings: Any) -> Any:
         return original(dataclasses.replace(inputs, entropy=inputs.entropy.detach()), settings)
 
-    policy_loss.policy_objective = detached
+    policy_loss.policy_objective = detach_entropy
 
 
 def correction_is_lost(worker: Any) -> None:
     """The correction is measured, and every factor is 1."""
     original = rank_step.correct
 
-    def lost(*given: Any) -> Any:
+    def lose_correction(*given: Any) -> Any:
         found = original(*given)
         return dataclasses.replace(found, weights=torch.ones_like(found.weights))
 
-    rank_step.correct = lost
+    rank_step.correct = lose_correction
 
 
 def micro_batch_twice(worker: Any) -> None:
     """The first micro-batch of each minibatch goes back with twice its loss."""
     original = policy.policy_loss
 
-    def doubled(*given: Any) -> Any:
+    def run_twice(*given: Any) -> Any:
         objective, numbers = original(*given), iter(range(10**6))
 
         def of(*inputs: Any) -> Any:
@@ -343,7 +343,7 @@ def micro_batch_twice(worker: Any) -> None:
 
         return of
 
-    policy.policy_loss = doubled
+    policy.policy_loss = run_twice
 
 
 PLAIN = ("quickstart", "actor.tensor_parallel=1")
@@ -372,7 +372,7 @@ SECOND: dict[Callable[[Any], None], tuple[str, ...]] = {
     reference_log_probs_of_another_sequence: WITH_KL,
     betas_exchanged: PLAIN,
     main_parameters_rounded: ROUNDED,
-    clipped_by_a_part_of_the_norm: PLAIN,
+    clip_by_a_part_of_the_norm: PLAIN,
     least_objective_becomes_largest: CLIPPED,
     first_minibatch_twice: PLAIN,
     group_of_the_last_step: PLAIN,

@@ -163,7 +163,7 @@ def sync(folder, case, shares, num_engines):
         for engine in engines:
             for number, worker in enumerate(engine.workers):
                 share = shares[number] if connection_has_shares(connection) else ExpertShare()
-                expected = _expected(whole, share, expert_tensors(spec))
+                expected = _tensors_of_share(whole, share, expert_tensors(spec))
                 wrong += [(update, number, name) for name in _differ(worker, update, expected)]
     return {
         "wrong": wrong,
@@ -184,7 +184,7 @@ def connection_has_shares(connection):
     return type(connection._trainer).__name__ == "SharesTrainer"
 
 
-def _expected(whole, share, experts):
+def _tensors_of_share(whole, share, experts):
     """Tensors of a worker's model: experts as far as it keeps them."""
     found = {}
     for name, tensor in whole.items():

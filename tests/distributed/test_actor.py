@@ -78,7 +78,7 @@ def on_one_rank(ranks, tiny_model):
 
 
 @pytest.fixture(scope="module")
-def tied_on_one_rank(ranks, tied_model):
+def updates_of_tied_model(ranks, tied_model):
     return updates_on_one_rank(ranks, tied_model)
 
 
@@ -143,12 +143,14 @@ def test_the_update_is_that_of_whole_logits(ranks, tiny_model, on_one_rank, layo
 
 @pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(1, 2, 1), Layout(2, 1, 1)], ids=str)
 def test_the_update_of_a_tied_model_is_that_of_whole_logits(
-    ranks, tied_model, tied_on_one_rank, layout
+    ranks, tied_model, updates_of_tied_model, layout
 ):
     """On one stage the weight's gradient meets that of the embedding, on two their copies' is
     added up; here tensor ranks have all rows."""
     settings = dataclasses.replace(CHUNKED["model"], sequence_parallel=False)
-    check_updates(ranks, tied_model, tied_on_one_rank, layout, {"model": settings}, run_chunked)
+    check_updates(
+        ranks, tied_model, updates_of_tied_model, layout, {"model": settings}, run_chunked
+    )
 
 
 def test_the_gradients_norm_is_that_of_autograd_on_hugging_face(ranks, tiny_model):

@@ -83,7 +83,7 @@ class Run:
         shard = actor.shard_of(batch, update)
         rows = response_rows(shard.places, batch.response_lengths)
 
-        def reported(values):
+        def report(values):
             if values is None or not actor.reports:
                 return None
             return dataclasses.replace(values, response_rows=rows)
@@ -101,14 +101,14 @@ class Run:
         reference = actor.shard_log_probs(shard, "reference")
         found = actor.update_shard(shard, update)
         return Step(
-            *map(reported, (old, noisy, reference, found.first)),
+            *map(report, (old, noisy, reference, found.first)),
             found.minibatches[0]["loss"],
             found.minibatches[0]["grad_norm"],
             found.routing,
         )
 
 
-def forced(model, batch):
+def force_routes(model, batch):
     """Log-probs of all response tokens with the batch's routes, at the tests' temperature; of each
     layer the share of the tokens with routes that its router would send elsewhere; and how many
     tokens have none."""
@@ -161,10 +161,10 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def expected(mixture, batch):
+def expectation(mixture, batch):
     """The plain policy gradient: the old policy is the present one."""
     model = load(mixture)
-    log_p, changed, unknown = forced(model, batch)
+    log_p, changed, unknown = force_routes(model, batch)
     ratio = (log_p - log_p.detach()).exp()
     mask = batch.loss_mask.double()
     loss = -(ratio * batch.advantages.double() * mask).sum() / mask.sum()
@@ -195,22 +195,22 @@ def mean_difference(found, log_probs):
     return float((found.log_probs.double() - log_probs).abs().mean())
 
 
-def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expected):
+def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expectation):
     """Data-parallel ranks: tests/unit/batching/test_shards.py, and a run of the e2e tier."""
     results = ranks.run(LAYOUT, Run(), mixture, batch)
     old, noisy, reference, first = (
         gather(batch, [getattr(one, name) for one in results])
         for name in ("old", "noisy", "reference", "first")
     )
-    torch.testing.assert_close(old.log_probs.double(), expected.log_probs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(old.log_probs.double(), expectation.log_probs, atol=2e-5, rtol=0)
     assert torch.equal(first.log_probs, old.log_probs)
     # The noise of the gate is that of the same routes; the reference chooses its own.
-    assert 0 < mean_difference(noisy, expected.log_probs) < 1e-4
-    assert mean_difference(reference, expected.log_probs) > 1e-2
+    assert 0 < mean_difference(noisy, expectation.log_probs) < 1e-4
+    assert mean_difference(reference, expectation.log_probs) > 1e-2
     for one in results:
-        check_update(one, expected)
+        check_update(one, expectation)
         # The update has the same weights, so its routers would choose what those of the pass did.
-        share = one.routing["routing/engine_changed_share"] * (1 - expected.missing)
+        share = one.routing["routing/engine_changed_share"] * (1 - expectation.missing)
         assert one.routing["routing/changed_share"] == pytest.approx(share)
 
 
@@ -230,19 +230,19 @@ def check_update(one, expected):
     assert abs(expected.mismatch - expected.mismatch_without_replay) > 1e-4
 
 
-def test_an_update_without_a_pass_before_it(ranks, mixture, batch, expected):
+def test_an_update_without_a_pass_before_it(ranks, mixture, batch, expectation):
     """``algorithm.minibatches_per_step=1`` needs no old log-probs: the update records."""
     results = ranks.run(LAYOUT, Run(recorded=False), mixture, batch)
     first = gather(batch, [one.first for one in results])
-    torch.testing.assert_close(first.log_probs.double(), expected.log_probs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(first.log_probs.double(), expectation.log_probs, atol=2e-5, rtol=0)
     for one in results:
-        check_update(one, expected)
+        check_update(one, expectation)
         assert "routing/changed_share" not in one.routing
 
 
-def test_routes_of_the_neighboring_token_are_seen(mixture, batch, expected):
+def test_routes_of_the_neighboring_token_are_seen(mixture, batch, expectation):
     """A slice that is off by one fails the tests above."""
     shifted = dataclasses.replace(batch, routes=batch.routes.roll(1, 0))
     with torch.no_grad():
-        log_p, _, _ = forced(load(mixture), shifted)
-    assert float((log_p - expected.log_probs).abs().mean()) > 1e-2
+        log_p, _, _ = force_routes(load(mixture), shifted)
+    assert float((log_p - expectation.log_probs).abs().mean()) > 1e-2

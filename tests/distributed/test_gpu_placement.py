@@ -38,7 +38,7 @@ SPARE = case("colocated", [2], 2, 2, 2, 1, broken=["host-0/1"])
 NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1"])
 
 
-def placed(cases, **environment):
+def place_cases(cases, **environment):
     """Placements of all cases, from one start of Ray."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
@@ -58,10 +58,10 @@ def bad_nodes(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(bad_nodes):
+def placements(bad_nodes):
     """Output of the plain command's cases."""
     more = {"refused": REFUSED, "spare": SPARE, "none spare": NONE_SPARE}
-    return placed({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
+    return place_cases({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
 
 
 def gpus_of(found):
@@ -72,8 +72,8 @@ def gpus_of(found):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_and_engine_workers_get_gpus_node_by_node(found, name):
-    check(found[name], CASES[name])
+def test_ranks_and_engine_workers_get_gpus_node_by_node(placements, name):
+    check(placements[name], CASES[name])
 
 
 def check(given, wanted):
@@ -103,33 +103,33 @@ def check(given, wanted):
         assert engine["gpus"] == (engine["device_ids"] if wanted["engine_tp"] == 1 else [])
 
 
-def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(found):
+def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(placements):
     """The virtual nodes run with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1, as a cluster may."""
-    visible = found["colocated, engines of 2"]["visible"]
+    visible = placements["colocated, engines of 2"]["visible"]
     assert visible["without"] == ""
     assert visible["with"] is None
 
 
-def test_a_group_on_two_nodes_is_refused(found):
-    assert "2 + 2 GPUs" in found["refused"]["refused"]
+def test_a_group_on_two_nodes_is_refused(placements):
+    assert "2 + 2 GPUs" in placements["refused"]["refused"]
 
 
-def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(found):
+def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(placements):
     """With a forged probe: no GPU is there that could fail. Ray offers the node again to each try,
     as its GPU is free."""
-    ranks, _ = gpus_of(found["spare"])
-    assert found["spare"]["bundles"] == [1, 1]
+    ranks, _ = gpus_of(placements["spare"])
+    assert placements["spare"]["bundles"] == [1, 1]
     assert [node for node, _ in ranks] == [1, 1]
 
 
 def test_without_a_spare_node_host_gpu_and_xid_are_named_and_the_job_may_be_requeued(
-    found, bad_nodes
+    placements, bad_nodes
 ):
     """With a forged probe. launchers/slurm.sbatch requeues without the node at this exit code."""
-    given = found["none spare"]
+    given = placements["none spare"]
     assert given["exit_code"] == 75
     assert "5 GPUs are needed" in given["refused"]
     for gpu in (0, 1):
         assert f"GPU {gpu} of host-0: forged fault (XID 79" in given["refused"]
     assert bad_nodes.read_text() == "host-0\n"
-    assert found["refused"]["exit_code"] == 2
+    assert placements["refused"]["exit_code"] == 2

@@ -163,11 +163,11 @@ def contiguous_sums():
 
     sum_of = mappings._reduce
 
-    def checked(values, group):
+    def check_sum(values, group):
         assert values.is_contiguous(), "a sum over tensor ranks is dropped"
         return sum_of(values, group)
 
-    return mock.patch.object(mappings, "_reduce", checked)
+    return mock.patch.object(mappings, "_reduce", check_sum)
 
 
 def run(layout, platform, folders, batch, setup):

@@ -89,14 +89,14 @@ def check_minibatches(batch, in_two, in_one):
     """Without a learning rate, two minibatches' losses are parts of one mean."""
     shares = [batch.select(m) for m in minibatches(batch.group_ids.tolist(), 2, 0)]
     for loss, kind in in_one:
-        counts = [counted(kind, share) for share in shares]
+        counts = [denominator(kind, share) for share in shares]
         losses = [one["loss"] for one in in_two[loss, kind]]
         mean = sum(n * x for n, x in zip(counts, losses, strict=True)) / sum(counts)
         (whole,) = in_one[loss, kind]
         assert mean == pytest.approx(whole["loss"], rel=RELATIVE, abs=ABSOLUTE), (loss, kind)
 
 
-def counted(kind, share):
+def denominator(kind, share):
     """Number of tokens, sequences or prompts of the loss that the aggregation averages over."""
     sequences = [
         group

@@ -227,15 +227,15 @@ def expectation(model, lora):
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model, adapters):
+def expectations(tiny_model, adapters):
     return {which: expectation(tiny_model, lora) for which, lora in adapters.items()}
 
 
 @pytest.mark.parametrize(("which", "layout", "changes"), CASES, ids=str)
 def test_log_probs_and_gradients_are_those_of_a_dense_model(
-    ranks, tiny_model, adapters, expected, which, layout, changes
+    ranks, tiny_model, adapters, expectations, which, layout, changes
 ):
-    check(ranks, tiny_model, adapters[which], expected[which], layout, changes)
+    check(ranks, tiny_model, adapters[which], expectations[which], layout, changes)
 
 
 def check(ranks, model, lora, expected, layout, changes):
@@ -527,9 +527,9 @@ def run_reset(layout, platform, model, batch, folder, lora):
 
 
 def test_a_reset_reference_and_one_to_begin_with_are_adapters(
-    ranks, tiny_model, adapters, expected, tmp_path
+    ranks, tiny_model, adapters, expectations, tmp_path
 ):
-    batch, log_probs, _, _ = expected["all"]
+    batch, log_probs, _, _ = expectations["all"]
     given = (tiny_model, batch, str(tmp_path), adapters["all"])
     results = ranks.run(Layout(1, 2, 1), run_reset, *given)
     first, at_reset, after, loaded = (

@@ -43,12 +43,12 @@ def without_marks_of_experts():
 
     init = SequentialMLP.__init__
 
-    def unmarked(self, *args, **kwargs):
+    def remove_mark(self, *args, **kwargs):
         init(self, *args, **kwargs)
         for parameter in self.parameters():
             parameter.tensor_model_parallel = False
 
-    with mock.patch.object(SequentialMLP, "__init__", unmarked):
+    with mock.patch.object(SequentialMLP, "__init__", remove_mark):
         yield
 
 

@@ -80,7 +80,7 @@ class Waits(TorchDispatchMode):
 
     @contextlib.contextmanager
     def watching(self):
-        def noted(name, original):
+        def note(name, original):
             def call(*args, **kwargs):
                 places = {str(x) for x in (*args[1:], *kwargs.values())}
                 waits = "cpu" in places and not kwargs.get("non_blocking")
@@ -93,7 +93,7 @@ class Waits(TorchDispatchMode):
         with contextlib.ExitStack() as stack:
             for owner, names in ((Tensor, READS), (torch, COPIES)):
                 for name in names:
-                    found = noted(name, getattr(owner, name))
+                    found = note(name, getattr(owner, name))
                     stack.enter_context(mock.patch.object(owner, name, found))
             with self:
                 yield
@@ -103,7 +103,7 @@ def run(layout, platform, model, changes, passes, with_values):
     """Waits in the passes of a step and in the updates."""
     waits, schedule = Waits(), model_base.run_schedule
 
-    def watched(*args, **kwargs):
+    def watch_schedule(*args, **kwargs):
         with waits.watching():
             return schedule(*args, **kwargs)
 
@@ -111,7 +111,7 @@ def run(layout, platform, model, changes, passes, with_values):
     actor = build(layout, platform, model, model=settings, **changes)
     batch, plan = with_log_probs(make_batch()), StepPlan(minibatches=2)
     shard = actor.shard_of(batch, plan)
-    with mock.patch.object(model_base, "run_schedule", watched):
+    with mock.patch.object(model_base, "run_schedule", watch_schedule):
         for name in passes:
             actor.shard_log_probs(shard, name)
         actor.update_shard(shard, plan)
@@ -123,7 +123,7 @@ def run(layout, platform, model, changes, passes, with_values):
     return dict(waits.found)
 
 
-def unexpected(found, allowed):
+def unexpected_waits(found, allowed):
     return {key: count for key, count in found.items() if key[1] not in allowed}
 
 
@@ -149,7 +149,7 @@ def f(rows, mask):
 def test_a_dense_model(ranks, tiny_model, layout):
     changes = {"reference": ReferenceSettings("frozen")}
     for found in ranks.run(layout, run, tiny_model, changes, ("old", "reference"), True):
-        assert unexpected(found, ALLOWED) == {}
+        assert unexpected_waits(found, ALLOWED) == {}
 
 
 @pytest.mark.parametrize("replay", ["none", "old_log_probs"])
@@ -157,4 +157,4 @@ def test_a_mixture(ranks, tmp_path, replay):
     """Only for the number of tokens of each expert."""
     changes = {"routing_replay": replay}
     for found in ranks.run(EP2, run, make_mixture(tmp_path), changes, ("old",), False):
-        assert unexpected(found, ALLOWED | OF_EXPERTS) == {}
+        assert unexpected_waits(found, ALLOWED | OF_EXPERTS) == {}

@@ -104,12 +104,12 @@ def watch_backward(model, seen):
     """Note whether the optimizer's state is off the device after each backward pass."""
     run = model.forward_backward
 
-    def watched(*args):
+    def watch(*args):
         outcomes = run(*args)
         seen.append(model.device_state.is_out("optimizer"))
         return outcomes
 
-    model.forward_backward = watched
+    model.forward_backward = watch
 
 
 @dataclasses.dataclass

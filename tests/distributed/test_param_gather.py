@@ -152,12 +152,12 @@ def weights(worker):
     return [one.detach().flatten().tolist() for one in worker.actor.module.parameters()]
 
 
-def loaded(worker):
+def load_weights(worker):
     worker.load_parameters()
     return weights(worker)
 
 
-def sent(worker):
+def sync_prints(worker):
     """Fingerprints that a weight sync reads, of merged weights under LoRA."""
     return worker._gatherer().fingerprints()
 
@@ -196,7 +196,7 @@ def checkpoint_alone(worker):
     return weights(worker)
 
 
-def exported(worker):
+def export(worker):
     with tempfile.TemporaryDirectory() as folder:
         target = [folder]
         dist.broadcast_object_list(target)
@@ -222,14 +222,14 @@ def values_prints(worker):
 
 
 READERS = [
-    loaded,
-    sent,
+    load_weights,
+    sync_prints,
     through_host_memory,
     reference_pass,
     renewed_reference,
     checkpoint,
     checkpoint_alone,
-    exported,
+    export,
 ]
 
 

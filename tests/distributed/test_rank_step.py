@@ -80,10 +80,10 @@ def batch():
 
 @pytest.fixture(scope="module")
 def alone(ranks, tiny_model, batch):
-    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
+    return join(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
 
 
-def joined(results):
+def join(results):
     shares = [one for one in results if one is not None]
     order = torch.cat([rows for rows, *_ in shares]).argsort()
     sequences = SequenceReport.join([one[5].sequences for one in shares])
@@ -112,7 +112,7 @@ def joined(results):
 
 @on_layouts(first=1)
 def test_layouts(layout, ranks, tiny_model, batch, alone):
-    found = joined(ranks.run(layout, run, tiny_model, batch))
+    found = join(ranks.run(layout, run, tiny_model, batch))
     close = {"rtol": 1e-4, "atol": 1e-5}
     for name in ("advantages", "factors"):
         torch.testing.assert_close(found[name], alone[name], **close)

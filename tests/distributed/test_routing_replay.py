@@ -119,13 +119,13 @@ def ties_broken(to_last):
     """Let ``topk``, which may take any of equal scores, take the last ones or the first ones."""
     topk = torch.topk
 
-    def chosen(scores, k, dim=-1):
+    def choose(scores, k, dim=-1):
         order = scores.flip(dim) if to_last else scores
         indices = order.sort(dim=dim, descending=True, stable=True).indices.narrow(dim, 0, k)
         indices = scores.size(dim) - 1 - indices if to_last else indices
         return scores.gather(dim, indices), indices
 
-    torch.topk = chosen
+    torch.topk = choose
     try:
         yield
     finally:
@@ -149,7 +149,7 @@ def far(step):
 
 
 @pytest.fixture(scope="module")
-def tied(tmp_path_factory):
+def tied_experts(tmp_path_factory):
     """Pairs of experts that are equally good for every token: their routers' rows are equal.
 
     A token has three of four experts, so one of a pair.
@@ -166,11 +166,11 @@ def tied(tmp_path_factory):
 
 
 @pytest.mark.parametrize("recompute", [{}, RECOMPUTE], ids=["kept", "recomputed"])
-def test_routes_that_flip_cost_nothing(ranks, tied, batch, recompute):
+def test_routes_that_flip_cost_nothing(ranks, tied_experts, batch, recompute):
     """The weights are the same, so all that the log-probs differ by are the routes."""
 
     def step(replay):
-        (found,) = ranks.run(ONE, Run(between="ties", **recompute), tied, batch, replay)
+        (found,) = ranks.run(ONE, Run(between="ties", **recompute), tied_experts, batch, replay)
         return found
 
     free, replayed = step("none"), step("old_log_probs")

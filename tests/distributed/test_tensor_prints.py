@@ -86,7 +86,7 @@ def check(ranks, layout, model, distributed):
         assert len(sent) > 40 and len(set(sent.values())) > 30
 
 
-def updated(layout, platform, model):
+def run_updates(layout, platform, model):
     """Prints of an update, twice from the same weights; with adapters; and of a value model."""
     batch = with_log_probs(make_batch())
     found = [
@@ -106,7 +106,7 @@ def updated(layout, platform, model):
 
 def test_an_update_has_them(ranks, tiny_model):
     for (first, again, other), adapted, (before, after) in ranks.run(
-        Layout(2, 1, 1), updated, tiny_model
+        Layout(2, 1, 1), run_updates, tiny_model
     ):
         assert first == again and first.keys() == other.keys()
         # Another seed deals the sequences to minibatches in another way.

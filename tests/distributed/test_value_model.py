@@ -76,7 +76,7 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model, batch):
+def expected_values(tiny_model, batch):
     """``[R]`` values from transformers' hidden states, one sequence at a time."""
     from transformers import AutoModel
 
@@ -105,12 +105,14 @@ def alone(ranks, tiny_model, batch):
 
 @on_layouts()
 def test_values_and_updates_are_the_same_on_every_layout(
-    layout, ranks, tiny_model, batch, expected, alone, tmp_path
+    layout, ranks, tiny_model, batch, expected_values, alone, tmp_path
 ):
     """The second update, on all layouts but the first, is made by a model from a checkpoint."""
     folder = None if layout.world_size == 1 else str(tmp_path)
     results = ranks.run(layout, run, tiny_model, batch, folder)
-    torch.testing.assert_close(together(results, expected.numel()), expected, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(
+        together(results, expected_values.numel()), expected_values, rtol=2e-5, atol=2e-5
+    )
     for _, first, second in results:
         for found, wanted in zip(first + second, alone[1] + alone[2], strict=True):
             assert found == pytest.approx(wanted, rel=2e-5)

@@ -168,7 +168,7 @@ HALVES = [ExpertShare(None, part, 2) for part in (0, 1)]
 QUARTERS = [ExpertShare(None, part, 4) for part in range(4)]
 
 
-def _held(runs, name):
+def _owned_indices(runs, name):
     """Rows or columns of a tensor that a rank holds."""
     return {
         at for run in runs if run.name == name for at in range(run.start, run.start + run.length)
@@ -215,7 +215,7 @@ def test_a_rank_gets_its_share_of_the_experts_alone(ranks, folders, family, case
                         expected.narrow(dim, part.start, size).copy_(
                             whole.narrow(dim, part.start, size)
                         )
-                        lacks = set(part) - _held(got["holds"], name)
+                        lacks = set(part) - _owned_indices(got["holds"], name)
                         lacks_bytes += len(lacks) * whole.nbytes // whole.shape[dim]
                 assert torch.equal(got["shared"][name].isnan(), expected.isnan()), name
                 assert torch.equal(got["shared"][name].nan_to_num(), expected.nan_to_num()), name
@@ -364,7 +364,7 @@ def test_weights_that_no_model_has_are_named(ranks, folders, tmp_path, damage):
     if damage == "untied":
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        assert ranks.call("refused", str(folder), Case(tp=2, pp=2)) == [None] * 4
+        assert ranks.call("refusal", str(folder), Case(tp=2, pp=2)) == [None] * 4
         # Last row: the second tensor rank's, on the first stage and on the last.
         tensors["lm_head.weight"][-1, 3] += 1.0
         said, by = "tie_word_embeddings to false", [1, 3]
@@ -372,7 +372,7 @@ def test_weights_that_no_model_has_are_named(ranks, folders, tmp_path, damage):
         tensors["model.layers.3.mlp.down_proj.weight"][0, -1] = float(damage)
         said, by = "model.layers.3.mlp.down_proj.weight in .* holds NaN or infinity", [3]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    messages = ranks.call("refused", str(folder), Case(tp=2, pp=2))
+    messages = ranks.call("refusal", str(folder), Case(tp=2, pp=2))
     assert [rank for rank, message in enumerate(messages) if message is not None] == by
     assert all(re.search(said, messages[rank]) for rank in by)
 

@@ -31,7 +31,7 @@ def run(tool, *arguments):
     )
 
 
-def renamed(model, folder):
+def rename_architecture(model, folder):
     """The model with the architecture of ``examples/plugins/model_family.py``."""
     shutil.copytree(model, folder)
     fields = json.loads((folder / "config.json").read_text())
@@ -58,7 +58,7 @@ MOE = ("glm4_moe", "deepseek_v3_in_vllm")
 def test_megatron_transformers_and_vllm_agree(model, tmp_path, family):
     plugins = [f"plugins=[{PLUGIN}]"] if family == "plugin" else []
     if plugins:
-        model = renamed(model, tmp_path / family)
+        model = rename_architecture(model, tmp_path / family)
     else:
         model = make_for_engines(family, tmp_path / family, scale=0.1, max_positions=128)
     data = tmp_path / "responses.jsonl"
@@ -109,7 +109,10 @@ def test_what_cannot_be_used_is_one_message(model, tmp_path):
 def test_a_model_of_a_plugins_family_is_converted_there_and_back(model, tmp_path):
     mine, run_dir = tmp_path / "family.py", tmp_path / "run"
     shutil.copy(PLUGIN, mine)
-    source, checkpoint = renamed(model, tmp_path / "source"), run_dir / "checkpoints" / "step_1"
+    source, checkpoint = (
+        rename_architecture(model, tmp_path / "source"),
+        run_dir / "checkpoints" / "step_1",
+    )
     there = ["to-megatron", source, checkpoint, "model.dtype=float32"]
     done = run("convert_checkpoint.py", *there)
     assert done.returncode == 2 and "MyQwen2ForCausalLM is not supported" in done.stderr

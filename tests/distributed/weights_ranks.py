@@ -318,7 +318,7 @@ def round_trip(folder, case, bucket_size_mib):
     return {
         "to_rank_0": to_rank_0,
         "to_all": to_all,
-        "written": _written(gatherer),
+        "written": _write_parts(gatherer),
         "fingerprints": gatherer.fingerprints(),
         "changes": _changes(gatherer),
         "sends": {
@@ -427,7 +427,7 @@ def _changes(gatherer):
     return set(changed.unchanged) == others == set(again.unchanged)
 
 
-def _written(gatherer):
+def _write_parts(gatherer):
     """Each rank writes its part of a zeroed buffer; their sum is the whole if none overlap."""
     from rlmath.weights.buckets import view_in_buffer
 
@@ -441,7 +441,7 @@ def _written(gatherer):
     return result
 
 
-def refused(folder, case):
+def refusal(folder, case):
     """Why a rank does not take the folder's weights; ``None``: it does."""
     from rlmath.errors import WeightsError
     from rlmath.model.rank_layout import ParallelRank
@@ -584,7 +584,7 @@ def logits(folder, case, sequences):
                 parts += [] if one is None else [one[:, : len(tokens)]]
             out = torch.cat(parts, 1) if parts else None
         else:
-            out = _forward(model, *_packed(sequences, case.tp))
+            out = _forward(model, *_pack(sequences, case.tp))
         if out is None:
             return None
         parts = [torch.empty_like(out) for _ in range(case.tp)]
@@ -600,7 +600,7 @@ def _one_sequence(tokens, tp):
     return torch.tensor([padded]), torch.arange(n)[None], mask
 
 
-def _packed(sequences, tp):
+def _pack(sequences, tp):
     from rlmath.actor.packing import pack
     from rlmath.device import CPU
     from rlmath.model.parallel import Layout

@@ -59,7 +59,7 @@ LONG = {
 }
 
 
-def marked(case):
+def mark_long(case):
     return pytest.param(case, marks=[pytest.mark.long] * (case.name in LONG), id=case.name)
 
 
@@ -67,7 +67,7 @@ def test_what_is_long_exists():
     assert {case.name for case in CASES} >= LONG
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", map(mark_long, CASES))
 def test_the_plan_is_within_a_tenth_of_the_count(case, count_ranks):
     """Each phase of a rank of each stage; a failure shows both sides term by term."""
     counts = count_ranks(case.jobs())

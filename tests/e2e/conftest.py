@@ -14,7 +14,7 @@ def material(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def learned(material, tmp_path_factory):
+def learning_run(material, tmp_path_factory):
     """The folder of the golden curve's run, which learns: its model and last checkpoint."""
     run_dir = tmp_path_factory.mktemp("learned")
     run = rlmath("train", *golden_curve.settings(material, run_dir))

@@ -55,7 +55,7 @@ def curve(run_dir):
     return {name: [line[key] for line in lines] for name, key in KEYS.items()}
 
 
-def made_on():
+def machine():
     """Package versions and the CPU, on which a bit of the curve may depend."""
     import torch
 
@@ -137,7 +137,7 @@ def main():
             if done.returncode:
                 print(done.stderr, file=sys.stderr)
                 return done.returncode
-        content = {"made_on": made_on(), "curve": curve(Path(folder) / "run")}
+        content = {"made_on": machine(), "curve": curve(Path(folder) / "run")}
     FILE.parent.mkdir(exist_ok=True)
     FILE.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {FILE.relative_to(ROOT)}")

@@ -69,20 +69,20 @@ def metrics(run_dir):
 
 def marked_processes(mark):
     """Command lines of the processes that carry a mark in their environment."""
-    return [(p / "cmdline").read_text().replace("\0", " ") for p in _marked(mark)]
+    return [(p / "cmdline").read_text().replace("\0", " ") for p in _processes_with(mark)]
 
 
 def marked_memory_gib(mark):
     """Memory of those processes; what several share counts once (proportional set size)."""
     kib = 0
-    for process in _marked(mark):
+    for process in _processes_with(mark):
         with contextlib.suppress(OSError):
             lines = (process / "smaps_rollup").read_text().splitlines()
             kib += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return kib / 2**20
 
 
-def _marked(mark):
+def _processes_with(mark):
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
@@ -95,7 +95,7 @@ def _marked(mark):
             yield process
 
 
-def replayed(run_dir, *arguments):
+def check_replay(run_dir, *arguments):
     """Check that ``rlmath replay`` finds what the run did."""
     found = rlmath("replay", str(run_dir), *arguments, "--json")
     assert found.returncode == 0, found.stdout + found.stderr

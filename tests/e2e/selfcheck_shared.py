@@ -31,7 +31,7 @@ def run(node, record):
     """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
     config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
     with parts.start(config, record) as pair:
-        parts.start, parts.started_engines = _shared(pair), _shared(pair[1])
+        parts.start, parts.started_engines = _starter(pair), _starter(pair[1])
         for name, check in CHECKS.items():
             _run(node, name, check)
         with _stale_at_the_second_sync(*pair):
@@ -48,12 +48,12 @@ def _run(node, name, check):
     record.end()
 
 
-def _shared(running):
+def _starter(running):
     @contextlib.contextmanager
-    def started(*arguments, **options):
+    def start(*arguments, **options):
         yield running
 
-    return started
+    return start
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
+from tests.e2e.runs import ROOT, check_replay, metrics, quickstart_settings, rlmath
 
 # Metrics that a clock decides.
 VARIES = ("timing/", "throughput/", "time_s", "memory/", "rollout/idle_share")
@@ -113,7 +113,7 @@ def test_steps_are_done_again_from_what_the_run_kept(straight):
     before = {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
     # The other choice discards nothing either, so that it is the same update: the ranks have
     # everything back that the first one changed.
-    found = replayed(straight, "3", "--from", "0", "algorithm.early_stop_ratio=9000")
+    found = check_replay(straight, "3", "--from", "0", "algorithm.early_stop_ratio=9000")
     assert found["start"] == 0 and [one["step"] for one in found["steps"]] == [1, 2, 3]
     for one in found["steps"]:
         assert one["bit_equal"] and one["differing"] == []
@@ -134,7 +134,7 @@ def test_steps_are_done_again_from_what_the_run_kept(straight):
 @pytest.mark.long
 def test_another_layout_agrees_and_another_choice_is_compared(straight):
     """From the checkpoint of step 2, on four ranks."""
-    found = replayed(
+    found = check_replay(
         straight,
         *("4", "actor.tensor_parallel=2", "actor.data_parallel=2", "--tokens", "3"),
         *("algorithm.loss=gspo", "algorithm.aggregation=seq_mean_token_mean"),

@@ -37,10 +37,12 @@ def write_benchmarks(folder):
 # Second calls are also in test_sample_run.py, and a journal's resume in
 # tests/unit/evaluation/.
 @pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned, tmp_path, calls):
+def test_both_formats_give_the_same_and_a_second_call_goes_on(
+    material, learning_run, tmp_path, calls
+):
     """Model and checkpoint of one run; the checkpoint's weights take the place of the folder's."""
     common = [*COMMON, write_benchmarks(tmp_path / "data")]
-    model = f"model.path={learned / 'hf'}"
+    model = f"model.path={learning_run / 'hf'}"
     aime = "eval.benchmarks=[{name: aime24}]"
     both = "eval.benchmarks=[{name: aime24}, {name: amc23, samples: 3}]"
     for benchmarks in (aime, both)[-calls:]:
@@ -64,7 +66,7 @@ def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned,
         *common,
         f"model.path={material / 'model'}",
         "eval.benchmarks=[{name: amc23, samples: 3}]",
-        f"eval.checkpoint={learned / 'checkpoints' / 'step_000030'}",
+        f"eval.checkpoint={learning_run / 'checkpoints' / 'step_000030'}",
         f"runner.run_dir={tmp_path / 'megatron'}",
     )
     assert run.returncode == 0, run.stderr

@@ -7,9 +7,9 @@ import warnings
 from tests.e2e import golden_curve
 
 
-def test_thirty_steps_are_those_in_the_repository(learned):
-    golden, found = golden_curve.golden(), golden_curve.curve(learned)
-    here, there = golden_curve.made_on(), golden["made_on"]
+def test_thirty_steps_are_those_in_the_repository(learning_run):
+    golden, found = golden_curve.golden(), golden_curve.curve(learning_run)
+    here, there = golden_curve.machine(), golden["made_on"]
     if here == there:
         problems = golden_curve.differences(found, golden["curve"])
     else:

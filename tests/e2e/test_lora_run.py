@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
+from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
 
 
 def test_adapters_train_and_engines_have_them(material, tmp_path):
@@ -35,7 +35,7 @@ def test_adapters_train_and_engines_have_them(material, tmp_path):
         assert line["alignment/max_abs_diff"] <= 1e-4
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
-    for step in replayed(tmp_path, "2", "--from", "0")["steps"]:
+    for step in check_replay(tmp_path, "2", "--from", "0")["steps"]:
         assert step["bit_equal"] and "gradient_tensors" in step["equal"]
     base, merged, adapters = (
         load_file(folder)

@@ -63,7 +63,7 @@ def settings(material, mine):
         f"algorithm.advantage={mine / 'advantage.py'}:median",
         "algorithm.curriculum.cooldown=true",
         f"algorithm.curriculum.kind={mine / 'curriculum.py'}:Once",
-        f"algorithm.correction.kind={mine / 'correction.py'}:tempered",
+        f"algorithm.correction.kind={mine / 'correction.py'}:temper",
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",
         f"algorithm.aggregation={mine / 'aggregation.py'}:power_length",

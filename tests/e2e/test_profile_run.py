@@ -14,14 +14,16 @@ def names_in(trace):
     return [event.get("name") for event in events]
 
 
-def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, learned, tmp_path):
+def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(
+    material, learning_run, tmp_path
+):
     """Several ranks: tests/distributed/test_profiled_ranks.py."""
     settings = golden_curve.beginning(material, tmp_path)
     settings += ["runner.profile={steps: [2], tool: torch}", "rollout.tools=[python]"]
     run = rlmath("train", *settings)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "profile  step 2" in run.stdout
-    assert golden_curve.digests(tmp_path) == golden_curve.digests(learned)
+    assert golden_curve.digests(tmp_path) == golden_curve.digests(learning_run)
 
     folder = tmp_path / "profile"
     assert [path.name for path in folder.iterdir()] == ["step_000002"]

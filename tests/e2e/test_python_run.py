@@ -19,18 +19,18 @@ def folder(material, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def answer(folder):
     done = python(str(ROOT / "tests" / "e2e" / "python_program.py"), folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stderr.splitlines()[-1])
 
 
-def test_a_run_is_left_and_continued_and_asked_between_steps(found, folder):
-    assert found["numbers"] == [[1, 8, True], [2, 8, True], 3]
-    assert 0 <= found["accuracy"] <= 1
-    assert [len(texts) for texts in found["sampled"]] == [2, 2]
+def test_a_run_is_left_and_continued_and_asked_between_steps(answer, folder):
+    assert answer["numbers"] == [[1, 8, True], [2, 8, True], 3]
+    assert 0 <= answer["accuracy"] <= 1
+    assert [len(texts) for texts in answer["sampled"]] == [2, 2]
     results = json.loads((folder / "mine/evaluation/step_000002/results.json").read_text())
-    assert results["benchmarks"]["held_out"]["metrics"]["accuracy"] == found["accuracy"]
+    assert results["benchmarks"]["held_out"]["metrics"]["accuracy"] == answer["accuracy"]
     # The model before the first step, and after the last one that was saved.
     start, now = (
         (folder / "saved" / name / "model.safetensors").read_bytes()
@@ -39,10 +39,10 @@ def test_a_run_is_left_and_continued_and_asked_between_steps(found, folder):
     assert start != now
 
 
-def test_ctrl_c_leaves_a_run_that_the_command_line_continues(found, folder):
-    assert found["interrupted"] == 3
+def test_ctrl_c_leaves_a_run_that_the_command_line_continues(answer, folder):
+    assert answer["interrupted"] == 3
     assert [line["step"] for line in metrics(folder / "mine")] == [1, 2, 3]
-    words = shlex.split(found["command"])
+    words = shlex.split(answer["command"])
     assert words[:2] == ["rlmath", "train"]
     done = python("-m", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ def even(response, gold, options):
 
 
 @pytest.fixture(scope="module")
-def sampled(material, tmp_path_factory):
+def sample_run(material, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("sampled")
     file = run_dir / "verifier.py"
     file.write_text(VERIFIER)
@@ -37,8 +37,8 @@ def sampled(material, tmp_path_factory):
     return run_dir, words, run.stdout
 
 
-def test_right_answers_are_kept_and_trained_on(material, sampled):
-    run_dir, _, out = sampled
+def test_right_answers_are_kept_and_trained_on(material, sample_run):
+    run_dir, _, out = sample_run
     kept = [json.loads(line) for line in (run_dir / "sample" / "correct.jsonl").open()]
     graded = [
         json.loads(line) for line in (run_dir / "sample" / "samples" / "eval_000000.jsonl").open()
@@ -56,13 +56,13 @@ def test_right_answers_are_kept_and_trained_on(material, sampled):
     assert (run_dir / "sft" / "model.safetensors").is_file()
 
 
-def test_prompts_are_those_that_were_sampled(material, sampled):
+def test_prompts_are_those_that_were_sampled(material, sample_run):
     """Token for token, and the answers end as they were sampled."""
     from rlmath.checks.prompt_style import with_prompt_style
     from rlmath.config.load import load
     from rlmath.data import load_problems, load_tokenizer
 
-    run_dir, words, _ = sampled
+    run_dir, words, _ = sample_run
     train = material / "data" / "train.jsonl"
     config = with_prompt_style(load([*words, f"data.eval_paths=[{train}]"]), "evaluate")
     tokenizer = load_tokenizer(material / "model")
@@ -74,9 +74,9 @@ def test_prompts_are_those_that_were_sampled(material, sampled):
     assert {example.response_token_ids[-1] for example in examples} == {tokenizer.eos_token_id}
 
 
-def test_a_second_call_samples_nothing_again(material, sampled):
+def test_a_second_call_samples_nothing_again(material, sample_run):
     """Another cap filters the same answers again."""
-    run_dir, words, _ = sampled
+    run_dir, words, _ = sample_run
     before = (run_dir / "sample" / "correct.jsonl").read_text().splitlines()
     problems = str(material / "data" / "train.jsonl")
     run = rlmath("sample", problems, "--keep", "correct", "--keep-per-problem", "8", *words)

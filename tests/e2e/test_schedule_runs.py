@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlmath.monitor.digests import read_digests
-from tests.e2e.runs import ROOT, metrics, quickstart_settings, replayed, rlmath
+from tests.e2e.runs import ROOT, check_replay, metrics, quickstart_settings, rlmath
 from tests.faults.broken import Run
 
 # Metrics that a clock decides.
@@ -32,7 +32,7 @@ CARRY_OVER = ["rollout.schedule=carry_over", "rollout.cut_after_tokens=20", "rol
 PIPELINED = ["rollout.schedule=pipelined"]
 
 
-def carried_over(lines):
+def check_carry_over(lines):
     assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
     # Tokens of older weights differ, those of the present ones do not.
     assert lines[-1]["mismatch/lag_1/k3"] > 100 * lines[-1]["mismatch/lag_0/k3"] > 0
@@ -40,7 +40,7 @@ def carried_over(lines):
     assert truncated[0] <= truncated[1] < 1
 
 
-def pipelined(lines):
+def check_pipelined(lines):
     assert [line["rollout/lag_mean"] for line in lines] == [0, 1, 1, 1]
     assert not any(line["rollout/mixed_sample_share"] for line in lines)
     # The gate has tokens of the present weights all the same.
@@ -54,9 +54,9 @@ def pipelined(lines):
     [
         # Proven without a run: tests/unit/rollout/test_carry_over.py. The continuous run
         # below is killed in the middle of sampling too.
-        pytest.param(CARRY_OVER, carried_over, 3, id="carry_over", marks=pytest.mark.long),
+        pytest.param(CARRY_OVER, check_carry_over, 3, id="carry_over", marks=pytest.mark.long),
         # Sampled while step 3 trains.
-        pytest.param(PIPELINED, pipelined, 4, id="pipelined", marks=pytest.mark.long),
+        pytest.param(PIPELINED, check_pipelined, 4, id="pipelined", marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_continues_with_what_was_sampled(
@@ -74,7 +74,7 @@ def test_a_killed_run_continues_with_what_was_sampled(
     assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
     assert not list((straight / "journal").glob("*")), "a checkpoint covers all steps"
     # All of it again, from what was kept of samples of several weights versions.
-    found = replayed(straight, "4", "--from", "0")
+    found = check_replay(straight, "4", "--from", "0")
     assert [one["step"] for one in found["steps"]] == [1, 2, 3, 4]
     assert all(one["bit_equal"] for one in found["steps"])
 

@@ -20,7 +20,7 @@ def values(outcome):
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared_outcomes(tmp_path_factory):
     """Results of the checks on one set of ranks and engines, by name."""
     out = tmp_path_factory.mktemp("shared")
     target = f"{selfcheck_shared.__name__}:run"
@@ -77,25 +77,25 @@ def test_the_command(tmp_path):
     assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
 
 
-def test_engines_and_ranks(shared):
-    statuses = {name: shared[name].status for name in selfcheck_shared.CHECKS}
-    assert set(statuses.values()) == {"passed"}, shared
-    sync = values(shared["weight_sync"])
+def test_engines_and_ranks(shared_outcomes):
+    statuses = {name: shared_outcomes[name].status for name in selfcheck_shared.CHECKS}
+    assert set(statuses.values()) == {"passed"}, shared_outcomes
+    sync = values(shared_outcomes["weight_sync"])
     assert sync["largest tensor"] > sync["bucket"]
     assert sum(name.endswith("mean exp|Δ|") for name in sync) == 3
-    assert values(shared["alignment"])["version 0 mean exp|Δ|"] <= 1.0001
-    checkpoint = values(shared["checkpoint"])["engines awake tensors that came back"]
+    assert values(shared_outcomes["alignment"])["version 0 mean exp|Δ|"] <= 1.0001
+    checkpoint = values(shared_outcomes["checkpoint"])["engines awake tensors that came back"]
     count, _, total = checkpoint.partition(" of ")
     assert int(count) == int(total) > 50
-    speed = values(shared["throughput"])
+    speed = values(shared_outcomes["throughput"])
     rates = ("decoding", "vLLM alone, plain sampling", "weight sync rate", "checkpoint rate")
     assert all(speed[name] > 0 for name in (*rates, "engine / vLLM alone"))
-    size = values(shared["checkpoint"])["engines awake size"]
+    size = values(shared_outcomes["checkpoint"])["engines awake size"]
     assert speed["checkpoint size"] == pytest.approx(size, rel=0.01)
 
 
-def test_a_stale_engine_after_the_first_sync_is_found(shared):
-    outcome = shared["stale"]
+def test_a_stale_engine_after_the_first_sync_is_found(shared_outcomes):
+    outcome = shared_outcomes["stale"]
     assert outcome.status == "failed"
     (problem,) = [one["problem"] for one in outcome.problems]
     assert "differs" in problem
@@ -104,8 +104,8 @@ def test_a_stale_engine_after_the_first_sync_is_found(shared):
     assert len(checked) == 1
 
 
-def test_a_checkpoint_that_loses_a_bit_is_found(shared):
-    outcome = shared["lost_bit"]
+def test_a_checkpoint_that_loses_a_bit_is_found(shared_outcomes):
+    outcome = shared_outcomes["lost_bit"]
     assert outcome.status == "failed"
     (problem,) = [one["problem"] for one in outcome.problems]
     assert "1 of" in problem

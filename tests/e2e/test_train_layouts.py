@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
+from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
 from tests.support.models import make_for_engines, windowed_ropes, yarn
 
 # The quickstart's own, two tensor-parallel ranks and an engine, has its own test, and two
@@ -81,7 +81,7 @@ def test_two_steps_on(name, material, tmp_path):
     if "actor.routing_replay=engine" in layout and name in LONG:
         # The engine's routes were kept with the batch (tests/unit/training/test_kept_batches.py),
         # and the others are recorded again.
-        assert all(one["bit_equal"] for one in replayed(tmp_path, "2", "--from", "0")["steps"])
+        assert all(one["bit_equal"] for one in check_replay(tmp_path, "2", "--from", "0")["steps"])
     samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
     rows = [json.loads(row) for row in samples]
     assert len(rows) == 8 * 4

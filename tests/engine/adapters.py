@@ -23,7 +23,7 @@ def adapters(folder, lora, seed):
     }
 
 
-def merged(base, sent):
+def merge(base, sent):
     whole = dict(base)
     for name, weight in base.items():
         if lora_a(name) in sent:
@@ -50,5 +50,5 @@ class Trainer:
         self.sent = adapters(self.folder, self.lora, seed)
         ray.get(self.sender.set_tensors.remote(self.sent))
         send(self.sender, self.pool)
-        self.reference.load(merged(self.base, self.sent))
+        self.reference.load(merge(self.base, self.sent))
         return fingerprints((self.base | self.sent).items())

@@ -19,7 +19,7 @@ END_IDS = [256, *range(20)]
 
 
 @pytest.fixture(scope="module")
-def found(model_folder, tmp_path_factory):
+def results_by_mode(model_folder, tmp_path_factory):
     """Results without and with asynchronous scheduling; see ``async_engine.py``."""
     folder = tmp_path_factory.mktemp("async")
     model = shutil.copytree(model_folder, folder / "model")
@@ -33,26 +33,26 @@ def found(model_folder, tmp_path_factory):
     return results
 
 
-def test_batches_are_scheduled_ahead(found):
-    assert found["sync"]["most_in_flight"] == 0
-    assert found["async"]["scheduler"] == "AsyncDecodeScheduler"
-    assert found["async"]["most_in_flight"] == 1
-    assert found["sync"]["most_at_once"] == 8
-    assert found["async"]["most_at_once"] == 1
+def test_batches_are_scheduled_ahead(results_by_mode):
+    assert results_by_mode["sync"]["most_in_flight"] == 0
+    assert results_by_mode["async"]["scheduler"] == "AsyncDecodeScheduler"
+    assert results_by_mode["async"]["most_in_flight"] == 1
+    assert results_by_mode["sync"]["most_at_once"] == 8
+    assert results_by_mode["async"]["most_at_once"] == 1
 
 
-def test_tokens_and_log_probs_are_those_of_an_engine_without_it(found):
-    samples = found["async"]["samples"]
+def test_tokens_and_log_probs_are_those_of_an_engine_without_it(results_by_mode):
+    samples = results_by_mode["async"]["samples"]
     assert len(samples) == 18
     assert {finish_reason for _, _, finish_reason, _ in samples.values()} == {"stop"}
-    assert samples == found["sync"]["samples"]
+    assert samples == results_by_mode["sync"]["samples"]
     # After requests were aborted in the middle.
-    assert found["async"]["samples_again"] == samples
+    assert results_by_mode["async"]["samples_again"] == samples
 
 
-def test_nothing_runs_after_a_generation_or_an_abort(found):
+def test_nothing_runs_after_a_generation_or_an_abort(results_by_mode):
     """A step in flight would compute with changing weights, or with memory that is given back."""
-    assert found["async"]["in_flight_after_generation"] == 0
-    assert found["async"]["in_flight_after_abort"] == 0
-    assert found["async"]["unfinished_after_abort"] == 0
-    assert found["async"]["prefix_cache_reset"]
+    assert results_by_mode["async"]["in_flight_after_generation"] == 0
+    assert results_by_mode["async"]["in_flight_after_abort"] == 0
+    assert results_by_mode["async"]["unfinished_after_abort"] == 0
+    assert results_by_mode["async"]["prefix_cache_reset"]

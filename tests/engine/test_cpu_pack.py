@@ -13,7 +13,7 @@ def kernels():
     current_platform.import_kernels()
 
 
-def _gapped(rows, columns, gap, dtype=torch.float32):
+def _make_gapped(rows, columns, gap, dtype=torch.float32):
     generator = torch.Generator().manual_seed(rows)
     whole = torch.randn(rows, columns + gap, generator=generator).to(dtype)
     return whole[:, :columns]
@@ -21,7 +21,7 @@ def _gapped(rows, columns, gap, dtype=torch.float32):
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 128), (200, 1280), (7, 33)])
 def test_rows_with_gaps_are_packed_as_they_are(rows, columns):
-    matrix = _gapped(rows, columns, 16)
+    matrix = _make_gapped(rows, columns, 16)
     runs = [matrix[: rows // 2], matrix[rows // 2 :]]
     joined = _join(runs)
     # No copy was made.
@@ -33,7 +33,7 @@ def test_rows_with_gaps_are_packed_as_they_are(rows, columns):
 
 
 def test_runs_apart_are_copied_together():
-    a, b = _gapped(8, 64, 16), _gapped(9, 64, 16)
+    a, b = _make_gapped(8, 64, 16), _make_gapped(9, 64, 16)
     assert _join([a, b]).equal(torch.cat([a, b]))
     assert _join([b[4:], b[:4]]).equal(torch.cat([b[4:], b[:4]]))
     plain = torch.randn(8, 64)
@@ -45,7 +45,7 @@ def test_runs_apart_are_copied_together():
 
 
 def test_where_another_library_packs_it_gets_no_gaps(monkeypatch):
-    matrix = _gapped(8, 64, 16)
+    matrix = _make_gapped(8, 64, 16)
     assert not _join([matrix]).is_contiguous()
     import vllm.model_executor.layers.utils as utils
 

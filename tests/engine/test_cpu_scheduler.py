@@ -167,7 +167,7 @@ def state(scheduler):
     }
 
 
-def described(scheduled):
+def describe(scheduled):
     values = {f.name: getattr(scheduled, f.name) for f in fields(SchedulerOutput)}
     values["scheduled_new_reqs"] = [repr(new) for new in scheduled.scheduled_new_reqs]
     return values
@@ -227,7 +227,7 @@ def compare(kinds, config, num_blocks, generator, in_flight):
             for run in runs:
                 run.scheduler.reset_prefix_cache()
         scheduled, expected = ours.schedule(), theirs.schedule()
-        assert described(scheduled) == described(expected), step
+        assert describe(scheduled) == describe(expected), step
         queue.append((scheduled, expected))
         # While the model is at work.
         if generator.random() < 0.02 and scheduled.num_scheduled_tokens:

@@ -26,21 +26,21 @@ def sender(pool, reference):
     ray.kill(sender)
 
 
-def sampled(pool, requests):
+def sample_all(pool, requests):
     return by_key(list(pool.generate(requests)))
 
 
 def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool, sender):
     prompts = random_prompts(20, 10, seed=5)
     requests = make_requests(prompts, samples=2, max_tokens=LIMIT)
-    uncut = sampled(pool, requests)
+    uncut = sample_all(pool, requests)
     assert {s.finish_reason for s in uncut.values()} == {"stop", "length"}
     # At each place once, and where the model stops.
     truncated = [key for key, sample in uncut.items() if sample.finish_reason == "length"]
     cut_at = {key: len(sample.token_ids) for key, sample in uncut.items()}
     cut_at |= {key: 1 + place % (LIMIT - 1) for place, key in enumerate(truncated)}
     assert set(cut_at.values()) >= set(range(1, LIMIT))
-    parts = sampled(pool, [replace(r, budget_tokens=cut_at[r.key]) for r in requests])
+    parts = sample_all(pool, [replace(r, budget_tokens=cut_at[r.key]) for r in requests])
     continued = []
     for request in requests:
         whole, part, cut = uncut[request.key], parts[request.key], cut_at[request.key]
@@ -51,7 +51,7 @@ def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool, sender):
         else:
             assert part.finish_reason == "cut" and len(part.token_ids) == cut and part.text == ""
             continued.append(replace(request, begun=part))
-    for key, sample in sampled(pool, continued).items():
+    for key, sample in sample_all(pool, continued).items():
         whole = uncut[key]
         assert (tokens(sample), sample.text) == (tokens(whole), whole.text)
         assert (sample.finish_reason, sample.spans) == (whole.finish_reason, whole.spans)
@@ -61,14 +61,14 @@ def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool, sender):
 def test_a_sample_may_be_cut_again_and_again_and_before_its_first_token(pool, sender):
     request = make_requests(random_prompts(1, 10, seed=5), samples=1, max_tokens=LIMIT)[0]
     request = replace(request, ignore_eos=True)
-    whole = sampled(pool, [request])[request.key]
+    whole = sample_all(pool, [request])[request.key]
     nothing = replace(
         whole, token_ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), spans=((0, 0),)
     )
     begun, steps = nothing, 0
     while begun.finish_reason == "cut" or not begun.token_ids.size:
         part = replace(request, begun=begun, budget_tokens=5)
-        begun = sampled(pool, [part])[request.key]
+        begun = sample_all(pool, [part])[request.key]
         steps += 1
     assert steps == 5 and tokens(begun) == tokens(whole) and begun.finish_reason == "length"
     assert begun.spans == ((pool.weights_version, 0),)
@@ -84,7 +84,7 @@ def test_each_span_has_the_log_probs_of_the_weights_that_sampled_it(pool, sender
     places = [0, 7, 8, LIMIT]
     for start, end in itertools.pairwise(places):
         parts = [replace(r, begun=begun[r.key], budget_tokens=end - start) for r in requests]
-        begun = sampled(pool, parts)
+        begun = sample_all(pool, parts)
         if end < LIMIT:
             moved = reference.perturb(seed=end)
             ray.get(sender.set_tensors.remote(moved))
@@ -118,14 +118,14 @@ def test_an_unfinished_request_has_one_key(pool, sender):
 def cut_when(pool, requests, tokens_so_far):
     """Sample until the engines have generated that many tokens, and cut what is unfinished."""
 
-    def generated():
+    def count_generated():
         return sum(stats["tokens_generated"] for stats in pool.ask(RolloutEngine.stats))
 
-    begun = generated()
+    begun = count_generated()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(lambda: list(pool.generate(requests)))
         while not running.done():
-            if generated() - begun >= tokens_so_far:
+            if count_generated() - begun >= tokens_so_far:
                 pool.cut()
                 break
             time.sleep(0.01)
@@ -158,7 +158,7 @@ def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(pool, sender
         of_version[send(sender, pool)] = moved
     left = [replace(requests[key], begun=begun.get(key)) for key in requests if key not in whole]
     assert any(len(one.token_ids) < LONG for one in begun.values())
-    whole |= sampled(pool, left)
+    whole |= sample_all(pool, left)
     assert whole.keys() == requests.keys()
     places = [start for sample in whole.values() for _, start in sample.spans[1:]]
     assert len(set(places)) > 1 and 0 not in places, "they are cut where they are"

@@ -22,7 +22,7 @@ def keeping(ray_session, engine_spec):
         yield p
 
 
-def sampled(pool, requests):
+def sample_all(pool, requests):
     return by_key(list(pool.generate(requests)))
 
 
@@ -57,7 +57,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(keeping
             )
             for r in requests
         ]
-        begun = sampled(keeping, parts)
+        begun = sample_all(keeping, parts)
         engines.append([begun[r.key].engine for r in requests])
         # The last sampled token has no keys and values.
         kept = [(len(r.prompt_token_ids) + start - 1) // CPU_BLOCK_TOKENS for r in requests]
@@ -78,7 +78,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(keeping
         far = max(far, float(np.abs(sample.log_probs - last)[PLACES[2] :].max()))
     assert far > 1e-3, "no single version of the weights gives these log-probs"
     fresh = make_requests(prompts, samples=2, max_tokens=24, step=1)
-    for sample in sampled(keeping, fresh).values():
+    for sample in sample_all(keeping, fresh).values():
         want = reference.log_probs(prompts[sample.problem_id], sample, 1.0).numpy()
         np.testing.assert_allclose(sample.log_probs, want, atol=5e-5)
     reference.load(began)

@@ -25,7 +25,7 @@ from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
 from tests.support.models import SMALL, make_for_engines
 
 
-def moved(reference, seed):
+def move_weights(reference, seed):
     """Other weights, of bfloat16, which the reference takes as well."""
     tensors = {name: one.bfloat16() for name, one in reference.perturb(seed).items()}
     reference.load({name: one.float() for name, one in tensors.items()})
@@ -96,7 +96,7 @@ def test_engines_hold_and_compute_what_the_second_sync_brought_too(wide, model_f
     compare_fingerprints(quantized_fingerprints(folder.items()), held, "at start")
     before = {}
     for seed in (1, 2):
-        tensors = moved(reference, seed)
+        tensors = move_weights(reference, seed)
         ray.get(trainer.set_tensors.remote(tensors))
         send(trainer, wide)
         wanted = quantized_fingerprints(tensors.items())
@@ -149,7 +149,7 @@ def test_an_engine_quantizes_each_sync_of(ray_session, log_dir_spec, tmp_path, f
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
         trainer = start_sender(pool, InBfloat16(reference))
         for seed in (1, 2):
-            tensors = moved(reference, seed)
+            tensors = move_weights(reference, seed)
             ray.get(trainer.set_tensors.remote(tensors))
             send(trainer, pool)
             wanted, (held,) = quantized_fingerprints(tensors.items()), pool.weights_fingerprints()

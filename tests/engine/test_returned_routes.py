@@ -57,7 +57,7 @@ def routed_spec(engine_spec, mixture, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def routed(ray_session, routed_spec):
+def routed_pool(ray_session, routed_spec):
     with RolloutPool(routed_spec, num_engines=1, stall_timeout_s=120) as pool:
         yield pool
 
@@ -128,11 +128,11 @@ def count_preemptions(engine):
     scheduler = engine.engine_core.engine_core.scheduler
     preempt, scheduler.preempted_here = scheduler._preempt_request, 0
 
-    def counted(*arguments, **options):
+    def count(*arguments, **options):
         scheduler.preempted_here += 1
         preempt(*arguments, **options)
 
-    scheduler._preempt_request = counted
+    scheduler._preempt_request = count
 
 
 def count_cached(engine):
@@ -140,56 +140,56 @@ def count_cached(engine):
     manager = engine.engine_core.engine_core.scheduler.kv_cache_manager
     computed, manager.cached_here = manager.get_computed_blocks, 0
 
-    def counted(*arguments, **options):
+    def count(*arguments, **options):
         found = computed(*arguments, **options)
         manager.cached_here += found[1]
         return found
 
-    manager.get_computed_blocks = counted
+    manager.get_computed_blocks = count
 
 
-def cached(engine):
+def cached_tokens(engine):
     """Tokens that were found in the cache; runs in the engine's process."""
     found = engine.engine_core.engine_core.scheduler.kv_cache_manager.cached_here
     return found
 
 
-def test_routes_of_cached_prefixes_and_of_what_is_computed_again(routed, model):
+def test_routes_of_cached_prefixes_and_of_what_is_computed_again(routed_pool, model):
     ray.cloudpickle.register_pickle_by_value(__import__(__name__))
-    (engine,) = routed.engines
+    (engine,) = routed_pool.engines
     ray.get(engine.call_engine.remote(count_preemptions))
     # With a shared first block and an own second one all fit; not with a third one.
     prompts = random_prompts(2, 2 * CPU_BLOCK_TOKENS - 28, seed=1)
     requests = make_requests(prompts, samples=4, max_tokens=36)
     requests = [replace(one, ignore_eos=True) for one in requests]
-    check(model, requests, by_key(list(routed.generate(requests))))
+    check(model, requests, by_key(list(routed_pool.generate(requests))))
 
-    def preempted(engine):
+    def preemptions(engine):
         found = engine.engine_core.engine_core.scheduler.preempted_here
         return found
 
-    assert ray.get(engine.call_engine.remote(preempted)) > 0
+    assert ray.get(engine.call_engine.remote(preemptions)) > 0
     # The prompts' first blocks are cached by now, and what they give is what counts.
     ray.get(engine.call_engine.remote(count_cached))
     again = make_requests(prompts, samples=2, max_tokens=8, step=1)
-    check(model, again, by_key(list(routed.generate(again))))
-    assert ray.get(engine.call_engine.remote(cached)) >= 4 * CPU_BLOCK_TOKENS
+    check(model, again, by_key(list(routed_pool.generate(again))))
+    assert ray.get(engine.call_engine.remote(cached_tokens)) >= 4 * CPU_BLOCK_TOKENS
     # As evaluations ask for theirs.
     bare = plain_requests(prompts, samples=1, max_tokens=8, step=2)
-    assert [one.routes for one in routed.generate(bare)] == [None, None]
+    assert [one.routes for one in routed_pool.generate(bare)] == [None, None]
 
 
-def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed, model):
-    sender = start_sender(routed, model)
-    send(sender, routed)
+def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed_pool, model):
+    sender = start_sender(routed_pool, model)
+    send(sender, routed_pool)
     requests = make_requests(random_prompts(3, 10, seed=2), samples=1, max_tokens=LIMIT)
     requests = [replace(one, ignore_eos=True) for one in requests]
-    parts = by_key(list(routed.generate([replace(r, budget_tokens=9) for r in requests])))
+    parts = by_key(list(routed_pool.generate([replace(r, budget_tokens=9) for r in requests])))
     check(model, requests, parts)
     ray.get(sender.set_tensors.remote(model.perturb(seed=5)))
-    send(sender, routed)
+    send(sender, routed_pool)
     continued = [replace(r, begun=parts[r.key]) for r in requests]
-    samples = by_key(list(routed.generate(continued)))
+    samples = by_key(list(routed_pool.generate(continued)))
     check(model, requests, samples, first=10 + 9 - 1)
     moved = 0
     for key, sample in samples.items():
@@ -201,7 +201,7 @@ def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed, model):
     assert moved > 0, "the weights before chose others"
     # A part without routes gets those of the pass that reads it again.
     bare = [replace(r, begun=replace(parts[r.key], routes=None)) for r in requests]
-    check(model, requests, by_key(list(routed.generate(bare))))
+    check(model, requests, by_key(list(routed_pool.generate(bare))))
 
     # Experts that score the same in pairs, so that each third choice is a tie: whichever of the two
     # the engine took, its log-probs are those of the model that takes the same, and of no other.
@@ -213,8 +213,8 @@ def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed, model):
     }
     model.load(tied)
     ray.get(sender.set_tensors.remote(tied))
-    send(sender, routed)
-    samples = by_key(list(routed.generate([replace(r, index=1) for r in requests])))
+    send(sender, routed_pool)
+    samples = by_key(list(routed_pool.generate([replace(r, index=1) for r in requests])))
     requests = [replace(r, index=1) for r in requests]
     assert differences(model, requests, samples, takes_other=False) < 1e-4
     assert differences(model, requests, samples, takes_other=True) > 1e-3

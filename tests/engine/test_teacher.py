@@ -54,7 +54,7 @@ def score(teacher, given):
     return [one.result(60) for one in [teacher.submit(one) for one in given]]
 
 
-def expected(reference, given):
+def expected_scores(reference, given):
     return [
         reference.log_probs(one.prompt_token_ids, one.sample, temperature=1.0).numpy()
         for one in given
@@ -63,7 +63,7 @@ def expected(reference, given):
 
 def test_log_probs_are_those_of_transformers_for_these_tokens(teacher, folder):
     given = sequences(24)
-    found, wanted = score(teacher, given), expected(Reference(folder), given)
+    found, wanted = score(teacher, given), expected_scores(Reference(folder), given)
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == np.float32
         np.testing.assert_allclose(one, other, atol=1e-4)
@@ -125,7 +125,7 @@ def test_two_ranks_of_an_engine_score_alike(ray_session, engine_spec, folder):
         teacher = EngineTeacher(pool, VOCABULARY)
         found = score(teacher, given)
         teacher.close()
-    for one, other in zip(found, expected(Reference(folder), given), strict=True):
+    for one, other in zip(found, expected_scores(Reference(folder), given), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ import urllib.request
 import numpy as np
 import pytest
 from reference import Reference
-from test_teacher import expected, sequences
+from test_teacher import expected_scores, sequences
 
 from rlmath.errors import UserError
 from rlmath.rollout.teacher_server import ServerTeacher
@@ -75,7 +75,7 @@ def test_log_probs_of_a_server_are_those_of_transformers(url, model_folder):
     )
     teacher.probe()
     given = sequences(16)
-    wanted = expected(Reference(model_folder), given)
+    wanted = expected_scores(Reference(model_folder), given)
     for _ in range(2):  # The second time the server has the prefixes.
         found = [call.result(120) for call in [teacher.submit(one) for one in given]]
         for one, other in zip(found, wanted, strict=True):

@@ -18,7 +18,7 @@ from rlmath.rollout.episodes import EnvironmentFailed
 from rlmath.rollout.journal import StepJournal
 from rlmath.rollout.pool import RolloutPool
 from rlmath.types import Problem
-from tests.support.environments import Letters, Scripted, broken, end_at, make_episodes
+from tests.support.environments import Letters, Scripted, end_at, make_episodes, raise_broken
 
 LIMIT = 60
 SEEN = tuple(b" =7\n")
@@ -27,7 +27,7 @@ TOKENIZER = build_tokenizer(1000)
 
 
 @pytest.fixture(scope="module")
-def played(ray_session, engine_spec):
+def turn_engine(ray_session, engine_spec):
     """The session's model with an engine whose environment the tests change."""
     environment = Scripted(end_at(END_OF_TEXT_ID))
     turn_format = Letters()
@@ -46,9 +46,9 @@ def reference(model_folder):
 
 
 @pytest.fixture
-def answers(played):
+def answers(turn_engine):
     """Sets what the environment says and how it becomes tokens."""
-    _, environment, turn_format = played
+    _, environment, turn_format = turn_engine
 
     def use(answer=None, seen=(), has_state=True):
         environment.answer = answer or end_at(END_OF_TEXT_ID)
@@ -97,8 +97,8 @@ def counting(turns):
 
 
 @pytest.mark.parametrize("answer", [None, counting])
-def test_turns_with_nothing_between_them_are_one_turn(played, answers, answer):
-    pool, *_ = played
+def test_turns_with_nothing_between_them_are_one_turn(turn_engine, answers, answer):
+    pool, *_ = turn_engine
     answers(answer)
     requests, _ = in_turns()
     found = generate(pool, requests)
@@ -116,8 +116,10 @@ def test_turns_with_nothing_between_them_are_one_turn(played, answers, answer):
         assert all(LETTERS & set(TOKENIZER.decode(turn[-1:])) for turn in turns[:-1])
 
 
-def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(played, answers, reference):
-    pool, *_ = played
+def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(
+    turn_engine, answers, reference
+):
+    pool, *_ = turn_engine
     answers(seen=SEEN)
     requests, prompts = in_turns()
     found = generate(pool, requests)
@@ -134,9 +136,9 @@ def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(played, ans
 
 @pytest.mark.parametrize("has_state", [True, False])
 def test_a_step_resumed_in_the_middle_of_episodes_is_the_same_to_the_last_bit(
-    played, answers, tmp_path, has_state
+    turn_engine, answers, tmp_path, has_state
 ):
-    pool, *_ = played
+    pool, *_ = turn_engine
     environment = answers(seen=SEEN, has_state=has_state)
     requests, _ = in_turns(step=3)
     path = tmp_path / "step.bin"
@@ -173,8 +175,10 @@ def test_a_step_resumed_in_the_middle_of_episodes_is_the_same_to_the_last_bit(
 
 
 @pytest.mark.parametrize("budget", [3, 7])
-def test_budgets_cut_turns_and_observations_anywhere_and_change_no_token(played, answers, budget):
-    pool, *_ = played
+def test_budgets_cut_turns_and_observations_anywhere_and_change_no_token(
+    turn_engine, answers, budget
+):
+    pool, *_ = turn_engine
     answers(seen=SEEN)
     requests, _ = in_turns(count=6, step=4)
     whole = generate(pool, requests)
@@ -193,9 +197,9 @@ def test_budgets_cut_turns_and_observations_anywhere_and_change_no_token(played,
         np.testing.assert_allclose(found[key].log_probs, sample.log_probs, atol=1e-5)
 
 
-def test_weights_may_change_between_turns(played, answers, reference, model_folder):
+def test_weights_may_change_between_turns(turn_engine, answers, reference, model_folder):
     """One more span; log-probs are of the weights that sampled."""
-    pool, *_ = played
+    pool, *_ = turn_engine
     answers(seen=SEEN)
     requests, prompts = in_turns(count=6, step=5)
     first = generate(pool, [replace(one, budget_tokens=20) for one in requests])
@@ -223,17 +227,17 @@ def test_weights_may_change_between_turns(played, answers, reference, model_fold
 
 
 def test_too_many_failures_of_the_environment_end_the_round_and_say_why(
-    played, answers, monkeypatch
+    turn_engine, answers, monkeypatch
 ):
-    pool, *_ = played
+    pool, *_ = turn_engine
     monkeypatch.setattr("rlmath.rollout.episodes.RETRY_AFTER_S", 0.0)
-    answers(broken)
+    answers(raise_broken)
     with pytest.raises(EnvironmentFailed, match=r"of 24 samples failed.*the sandbox is gone"):
         generate(pool, in_turns(step=6)[0])
     # The engine samples the next round.
     answers()
     assert len(generate(pool, in_turns(count=2, step=7)[0])) == 4
     # One failure is no reason to stop.
-    answers(broken)
+    answers(raise_broken)
     (sample,) = generate(pool, in_turns(count=1, samples=1, step=8)[0]).values()
     assert sample.finish_reason == "failed" and not sample.awaits_observation

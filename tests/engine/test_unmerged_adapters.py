@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import ray
 import torch
-from adapters import Trainer, merged
+from adapters import Trainer, merge
 from reference import by_key, make_requests, random_prompts, send, tokens
 from trainers import SenderTrainer, start_sender
 
@@ -29,17 +29,17 @@ def spec(engine_spec, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def unmerged(ray_session, spec):
+def unmerged_pool(ray_session, spec):
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def trainer(unmerged, model_folder):
-    return Trainer(unmerged, model_folder, LORA)
+def trainer(unmerged_pool, model_folder):
+    return Trainer(unmerged_pool, model_folder, LORA)
 
 
-def scored(pool, requests, samples):
+def score(pool, requests, samples):
     """The same tokens with the log-probs of these engines, at temperature 1."""
     prompts = {request.key: request.prompt_token_ids for request in requests}
     found = pool.generate(
@@ -61,18 +61,18 @@ def scored(pool, requests, samples):
     return list(found)
 
 
-def test_engines_sample_with_the_adapters_of_each_sync(unmerged, trainer, pool, reference):
+def test_engines_sample_with_the_adapters_of_each_sync(unmerged_pool, trainer, pool, reference):
     # Longer than a block, so that a prompt's keys and values are kept.
     prompts = random_prompts(4, 200, seed=3)
     requests = make_requests(prompts, samples=2)
-    base = list(unmerged.generate(requests))
+    base = list(unmerged_pool.generate(requests))
     assert trainer.reference.largest_difference(prompts, base, 1.0) < 2e-5
     before = by_key(base)
     for seed in (1, 2):
         wanted = trainer.sync(seed)
-        (held,) = unmerged.weights_fingerprints()
+        (held,) = unmerged_pool.weights_fingerprints()
         assert held == wanted
-        found = list(unmerged.generate(requests))
+        found = list(unmerged_pool.generate(requests))
         assert trainer.reference.largest_difference(prompts, found, 1.0) < 1e-4
         assert all(one.spans == ((seed, 0),) for one in found)
         after = by_key(found)
@@ -81,10 +81,10 @@ def test_engines_sample_with_the_adapters_of_each_sync(unmerged, trainer, pool, 
     # Engines with merged weights score the same samples.
     # The engines receive from the sender that was started last.
     sender = start_sender(pool, reference)
-    ray.get(sender.set_tensors.remote(merged(trainer.base, trainer.sent)))
+    ray.get(sender.set_tensors.remote(merge(trainer.base, trainer.sent)))
     try:
         send(sender, pool)
-        theirs = by_key(scored(pool, requests, found))
+        theirs = by_key(score(pool, requests, found))
     finally:
         ray.get(sender.set_tensors.remote(reference.tensors()))
         send(sender, pool)
@@ -92,19 +92,19 @@ def test_engines_sample_with_the_adapters_of_each_sync(unmerged, trainer, pool, 
     for key, one in after.items():
         assert abs(one.log_probs - theirs[key].log_probs).max() < 1e-4
     # A response that a later version continues is of both.
-    (first,) = unmerged.generate([replace(requests[0], budget_tokens=5)])
+    (first,) = unmerged_pool.generate([replace(requests[0], budget_tokens=5)])
     assert first.finish_reason == "cut"
     trainer.sync(3)
-    (whole,) = unmerged.generate([replace(requests[0], begun=first)])
+    (whole,) = unmerged_pool.generate([replace(requests[0], begun=first)])
     assert whole.spans == ((2, 0), (3, 5)) and tokens(whole)[:5] == tokens(first)
     rest = Sample(**{**vars(whole), "token_ids": whole.token_ids})
     alone = trainer.reference.log_probs(prompts[whole.problem_id], rest, 1.0)[5:]
     assert (alone - torch.tensor(whole.log_probs)[5:]).abs().max() < 1e-4
 
 
-def test_stale_lost_and_incomplete_adapters_are_found(unmerged, trainer):
+def test_stale_lost_and_incomplete_adapters_are_found(unmerged_pool, trainer):
     wanted = trainer.sync(5)
-    (engine,) = unmerged.engines
+    (engine,) = unmerged_pool.engines
 
     def workers(function):
         ray.get(engine.call_workers.remote(function))
@@ -113,19 +113,19 @@ def test_stale_lost_and_incomplete_adapters_are_found(unmerged, trainer):
         modules = dict(worker.model_runner.get_model().named_modules())
         modules["model.layers.0.self_attn.qkv_proj"].lora_b_stacked[2][0, 0, 0, 0] += 1
 
-    (held,) = unmerged.weights_fingerprints()
+    (held,) = unmerged_pool.weights_fingerprints()
     compare_fingerprints(wanted, held, "engine 0")
     # A slice is of the base model; the adapters are in each.
-    (held,) = unmerged.weights_fingerprints({"model.norm.weight": None})
+    (held,) = unmerged_pool.weights_fingerprints({"model.norm.weight": None})
     adapters = {name: value for name, value in wanted.items() if "lora_" in name}
     assert adapters and held == adapters | {"model.norm.weight": wanted["model.norm.weight"]}
     workers(flip)
-    (held,) = unmerged.weights_fingerprints()
+    (held,) = unmerged_pool.weights_fingerprints()
     with pytest.raises(WeightsError, match=r"layers\.0\.self_attn\.v_proj\.lora_B.* differs"):
         compare_fingerprints(wanted, held, "engine 0")
     stale = trainer.sync(6)
     assert stale != wanted
-    (held,) = unmerged.weights_fingerprints()
+    (held,) = unmerged_pool.weights_fingerprints()
     with pytest.raises(WeightsError, match="lora_A"):
         compare_fingerprints(wanted, held, "engine 0")
 
@@ -133,10 +133,10 @@ def test_stale_lost_and_incomplete_adapters_are_found(unmerged, trainer):
         worker.model_runner.lora_manager.remove_all_adapters()
 
     workers(lose)
-    (held,) = unmerged.weights_fingerprints()
+    (held,) = unmerged_pool.weights_fingerprints()
     with pytest.raises(WeightsError, match=r"lora_A\.weight is missing"):
         compare_fingerprints(stale, held, "engine 0")
-    assert unmerged.weights_version
+    assert unmerged_pool.weights_version
     trainer.sync(7)
 
 

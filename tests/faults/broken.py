@@ -170,7 +170,7 @@ class Run:
         self.assert_nothing_left(began)
         return code
 
-    def ended(self):
+    def wait_for_end(self):
         """Wait until it has ended alone, and see that it leaves nothing.
 
         Returns:
@@ -184,7 +184,7 @@ class Run:
     def assert_nothing_left(self, since_s=None):
         """No process and no shared memory, ``END_TIMEOUT_S`` after a time (now)."""
         since_s = time.monotonic() if since_s is None else since_s
-        while (left := self._left()) and time.monotonic() - since_s < END_TIMEOUT_S:
+        while (left := self._leftovers()) and time.monotonic() - since_s < END_TIMEOUT_S:
             time.sleep(0.1)
         assert not left, f"left after {time.monotonic() - since_s:.1f} s: {left}"
         assert not [path for path in sorted(self.shared_memory) if os.path.exists(path)]
@@ -197,7 +197,7 @@ class Run:
                 # Most are "(deleted)": whoever needs them has opened them.
                 self.shared_memory |= set(re.findall(r"/dev/shm/[^ \n]+", maps))
 
-    def _left(self):
+    def _leftovers(self):
         left = marked_processes(self.mark)
         for one in self.family:
             with contextlib.suppress(psutil.Error):

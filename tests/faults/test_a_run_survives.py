@@ -140,7 +140,7 @@ def test_a_run_resumes_in_another_layout(material, straight, tmp_path):
         run.until_saved(3)
         filler = disk / "filler"
         filler.write_bytes(bytes(shutil.disk_usage(disk).free - 2**22))
-        assert run.ended() == 2, run.output()[-4000:]
+        assert run.wait_for_end() == 2, run.output()[-4000:]
         assert "error: The disk ran full while" in run.output()
         assert "Traceback" not in run.output()
         newest = CheckpointStore(disk, keep=1).newest_complete()

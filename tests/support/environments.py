@@ -79,7 +79,7 @@ def end_at(token):
     return lambda turns: End() if turns[-1].token_ids[-1] == token else ""
 
 
-def broken(turns):
+def raise_broken(turns):
     raise InfrastructureError("the sandbox is gone")
 
 

@@ -46,13 +46,13 @@ class Command:
         words = shlex.split(self.text)
         while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words = words[1:]
-        return [_filled(word) for word in words if word != "..."]
+        return [_fill(word) for word in words if word != "..."]
 
     def __str__(self):
         return f"{self.page}: {self.text[:70]}"
 
 
-def _filled(word):
+def _fill(word):
     return word.replace("=...", "=models/DeepSeek-R1-Distill-Qwen-1.5B")
 
 

@@ -49,7 +49,7 @@ def environment(python, extra=""):
     return {"python_version": python, "python_full_version": f"{python}.5", "extra": extra}
 
 
-def installed(lock):
+def installed_packages(lock):
     """The locked packages that are installed here, by canonical name."""
     found = {}
     for name in lock.versions:
@@ -60,7 +60,7 @@ def installed(lock):
     return found
 
 
-def needed(packages, python):
+def requirements(packages, python):
     """Requirements of each package, and who asks: with the extras that others ask of it."""
     waiting, seen = [(name, "") for name in packages], set()
     while waiting:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.language import KINDS, files, found_in, openings, participles, words
+from tests.unit.language import KINDS, files, findings, openings, participles, words
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "conf")
@@ -63,7 +63,7 @@ def test_the_glossary_is_kept():
 @pytest.mark.parametrize("kind", KINDS)
 def test_code_has_no_finding(kind):
     found = [
-        f"{path.relative_to(ROOT)}:{line}" for path in files() for line in found_in(path)[kind]
+        f"{path.relative_to(ROOT)}:{line}" for path in files() for line in findings(path)[kind]
     ]
     assert not found, "\n".join(found)
 

@@ -52,11 +52,11 @@ def modules():
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = ("rlmath", *file.relative_to(PACKAGE).with_suffix("").parts)
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        found.append((".".join(parts), frozenset(imported(tree))))
+        found.append((".".join(parts), frozenset(imports_of(tree))))
     return found
 
 
-def imported(tree):
+def imports_of(tree):
     """Every ``rlmath.FOLDER`` that a module imports, also inside functions and for types only."""
     for node in ast.walk(tree):
         names = []

@@ -10,7 +10,15 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.unit.locks import PYTHONS, ROOT, environment, installed, needed, read_lock, unmet
+from tests.unit.locks import (
+    PYTHONS,
+    ROOT,
+    environment,
+    installed_packages,
+    read_lock,
+    requirements,
+    unmet,
+)
 
 KIND = "cpu" if torch.version.cuda is None else "cuda"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -19,9 +27,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 @pytest.mark.parametrize("python", PYTHONS)
 def test_what_installed_packages_ask_for_is_locked_or_left_out(python):
     lock = read_lock(KIND, python)
-    packages = installed(lock)
+    packages = installed_packages(lock)
     assert len(packages) > 150
-    asked = list(needed(packages, python))
+    asked = list(requirements(packages, python))
     assert unmet(lock, asked) == []
     # Nothing is left out that is locked, or that nobody asks for.
     assert not lock.without & lock.versions.keys()
@@ -32,7 +40,7 @@ def test_the_installed_versions_are_the_locked_ones():
     lock = read_lock(KIND, "3.11")
     differing = {
         name: (package.version, lock.versions[name])
-        for name, package in installed(lock).items()
+        for name, package in installed_packages(lock).items()
         if package.version != lock.versions[name]
     }
     assert differing == {}
@@ -70,7 +78,9 @@ def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python):
     assert unmet(lock, asked) == []
     # And what these ask for, of those that launchers/test.sh has installed apart.
     apart = importlib.metadata.distributions(path=[f"{sys.prefix}/ray-default"])
-    assert unmet(lock, needed({canonicalize_name(one.name): one for one in apart}, python)) == []
+    assert (
+        unmet(lock, requirements({canonicalize_name(one.name): one for one in apart}, python)) == []
+    )
 
 
 def test_both_locks_have_the_same_versions_of_what_decides_numbers():

@@ -78,7 +78,7 @@ def test_images_take_every_version_from_the_lock(kind, script, pinned):
     assert installs and all(f"requirements/{kind}.lock" in one for one in installs)
 
 
-def made_without(tmp_path, *missing):
+def environment_without(tmp_path, *missing):
     """Environment of a machine whose PATH lacks some commands."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -100,7 +100,7 @@ def clone(tmp_path):
 
 
 def test_cuda_setup_refuses_at_once_without_a_compiler(clone, tmp_path):
-    environment = made_without(tmp_path, "c++", "g++")
+    environment = environment_without(tmp_path, "c++", "g++")
     for command in (["launchers/setup.sh", "cuda"], ["launchers/test.sh", "cuda-wheels"]):
         run = bash(str(clone / command[0]), command[1], PYTHON=sys.executable, **environment)
         assert run.returncode == 2
@@ -216,7 +216,7 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path):
     )
     pid = (state / "rank_1.pid").read_text().strip()
 
-    def left():
+    def remaining():
         listed = subprocess.run(
             ["ps", "-o", "args=", "-s", pid], capture_output=True, text=True, check=False
         )
@@ -224,13 +224,13 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path):
 
     # Both are bash until they have called exec.
     deadline = time.monotonic() + 10
-    while left() != ["other 60", "ray::ActorWorker 60"]:
-        assert time.monotonic() < deadline, left()
+    while remaining() != ["other 60", "ray::ActorWorker 60"]:
+        assert time.monotonic() < deadline, remaining()
         time.sleep(0.02)
     names = {"RANK": "1", "RLMATH_RUN_ID": "test", "RLMATH_STATE_DIR": str(tmp_path)}
     try:
         assert "stopped" in bash("ray_utils/stop_ray.sh", **names).stdout
-        assert left() == ["other 60"]
+        assert remaining() == ["other 60"]
         assert "nothing to stop" in bash("ray_utils/stop_ray.sh", **names).stdout
     finally:
         subprocess.run(["pkill", "-s", pid], check=False)

@@ -29,7 +29,7 @@ PASSES = "def test_passes(): pass\n"
 
 @pytest.fixture
 def start(tmp_path):
-    def started(*arguments, **files):
+    def start_tier(*arguments, **files):
         for name in ("first", "second", "third", "fourth"):
             (tmp_path / f"{name}.py").write_text(files.get(name, PASSES))
         return subprocess.Popen(
@@ -42,7 +42,7 @@ def start(tmp_path):
             start_new_session=True,
         )
 
-    return started
+    return start_tier
 
 
 def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start):

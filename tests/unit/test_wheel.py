@@ -54,7 +54,7 @@ def test_settings_compose_from_a_built_wheel(wheel, tmp_path):
     assert "run_dir: runs/quickstart" in result.stdout
 
 
-def required(distributions):
+def requirements_of(distributions):
     """Packages that pip installs for distributions without extras, and for those these bring."""
     found = set()
     for distribution in distributions:
@@ -69,7 +69,7 @@ def required(distributions):
 def bare(wheel):
     """A folder for ``PYTHONPATH`` with what ``pip install rlmath`` installs, and nothing else."""
     (rlmath,) = importlib.metadata.distributions(name="rlmath", path=[str(wheel)])
-    packages = required([rlmath])
+    packages = requirements_of([rlmath])
     assert packages == {"sympy", "mpmath"}
     folder = wheel.parent / "bare"
     folder.mkdir()

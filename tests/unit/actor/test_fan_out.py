@@ -101,7 +101,7 @@ class _Methods:
         return self._method(name)
 
 
-def begun(network, ranks, monkeypatch):
+def begin(network, ranks, monkeypatch):
     """Ranks, and ``TOKENS`` tokens with their log-probs."""
     monkeypatch.setattr(group, "ray", network)
     monkeypatch.setattr(rank_calls, "ray", network)
@@ -121,7 +121,7 @@ def begun(network, ranks, monkeypatch):
 def step(ranks, monkeypatch):
     """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
     network = Network()
-    actor, batch, log_probs = begun(network, ranks, monkeypatch)
+    actor, batch, log_probs = begin(network, ranks, monkeypatch)
     alignment = actor.run_part(batch, PLAN)
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
     advantages = SequenceAdvantages(torch.arange(len(batch)).float())

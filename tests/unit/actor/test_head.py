@@ -33,7 +33,7 @@ def several_chunks(monkeypatch):
     monkeypatch.setattr(head_rows, "BLOCK_BYTES", 10 * 4 * HIDDEN)
 
 
-def made(dtype=torch.float32):
+def make_inputs(dtype=torch.float32):
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, HIDDEN, generator=random).to(dtype)
     weight = torch.randn(PADDED, HIDDEN, generator=random).to(dtype)
@@ -41,7 +41,7 @@ def made(dtype=torch.float32):
     return hidden, weight, rows, torch.randint(VOCAB, (ROWS,), generator=random)
 
 
-def chunked(in_float32=False, **more):
+def run_chunked(in_float32=False, **more):
     def run(hidden, weight, rows, targets):
         head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
         return head.log_probs(hidden, rows, targets, Distribution(**(KEYS | more)))
@@ -75,21 +75,21 @@ def values_and_gradients(run, made, with_entropy=True):
 )
 @pytest.mark.usefixtures("several_chunks")
 def test_equal_to_whole_logits(more, with_entropy):
-    found = values_and_gradients(chunked(**more), made(), with_entropy)
-    expected = values_and_gradients(whole(**more), made(), with_entropy)
+    found = values_and_gradients(run_chunked(**more), make_inputs(), with_entropy)
+    expected = values_and_gradients(whole(**more), make_inputs(), with_entropy)
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
     # Rows that nobody asked for, and the vocabulary's padding.
     untouched = torch.ones(TOKENS, dtype=torch.bool)
-    untouched[made()[2]] = False
+    untouched[make_inputs()[2]] = False
     assert not found[2][untouched].any() and not found[3][VOCAB:].any()
 
 
 @pytest.mark.usefixtures("several_chunks")
 def test_a_product_in_float32_of_a_bfloat16_model():
     """The same log-probs as whole logits in float32, gradients but for their last rounding."""
-    found = values_and_gradients(chunked(in_float32=True), made(torch.bfloat16))
-    expected = values_and_gradients(whole(in_float32=True), made(torch.bfloat16))
+    found = values_and_gradients(run_chunked(in_float32=True), make_inputs(torch.bfloat16))
+    expected = values_and_gradients(whole(in_float32=True), make_inputs(torch.bfloat16))
     assert [one.dtype for one in found] == [torch.float32] * 2 + [torch.bfloat16] * 2
     for mine, other, limit in zip(found, expected, (1e-6, 1e-6, 1e-2, 1e-2), strict=True):
         torch.testing.assert_close(
@@ -99,12 +99,12 @@ def test_a_product_in_float32_of_a_bfloat16_model():
 
 @pytest.mark.usefixtures("several_chunks")
 def test_gradcheck():
-    hidden, weight, rows, targets = made(torch.float64)
+    hidden, weight, rows, targets = make_inputs(torch.float64)
     inputs = [hidden[:12, :4].clone().requires_grad_(), weight[:, :4].clone().requires_grad_()]
     chosen = rows[rows < 12]
 
     def run(hidden, weight):
-        return chunked()(hidden, weight, chosen, targets[: len(chosen)])
+        return run_chunked()(hidden, weight, chosen, targets[: len(chosen)])
 
     assert torch.autograd.gradcheck(run, inputs)
 
@@ -112,12 +112,12 @@ def test_gradcheck():
 @pytest.mark.usefixtures("several_chunks")
 def test_the_weights_gradient_goes_to_main_grad_beside_that_of_the_embedding():
     """As Megatron's hook has it, which adds what is in ``grad``: that of the tied embedding."""
-    hidden, weight, rows, targets = made(torch.bfloat16)
-    expected = values_and_gradients(chunked(), made(torch.bfloat16))[3].float()
+    hidden, weight, rows, targets = make_inputs(torch.bfloat16)
+    expected = values_and_gradients(run_chunked(), make_inputs(torch.bfloat16))[3].float()
     weight.requires_grad_()
     weight.main_grad = torch.ones(weight.shape)
     tokens = torch.arange(TOKENS)
-    log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
+    log_probs, entropy = run_chunked()(hidden.requires_grad_(), weight, rows, targets)
     ((log_probs + 0.5 * entropy) * torch.linspace(-1, 1, ROWS)).sum().backward()
     weight[tokens].sum().backward()
     torch.testing.assert_close(weight.main_grad - 1, expected, rtol=1e-2, atol=1e-2)
@@ -125,19 +125,19 @@ def test_the_weights_gradient_goes_to_main_grad_beside_that_of_the_embedding():
 
 
 def test_a_frozen_head_passes_the_gradient_on():
-    hidden, weight, rows, targets = made()
-    expected = values_and_gradients(whole(), made())[2]
-    log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
+    hidden, weight, rows, targets = make_inputs()
+    expected = values_and_gradients(whole(), make_inputs())[2]
+    log_probs, entropy = run_chunked()(hidden.requires_grad_(), weight, rows, targets)
     ((log_probs + 0.5 * entropy) * torch.linspace(-1, 1, ROWS)).sum().backward()
     assert hidden.grad is not None and weight.grad is None
     torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_no_rows_and_a_slice_of_nothing_but_padding():
-    hidden, weight, rows, targets = made()
+    hidden, weight, rows, targets = make_inputs()
     for chosen, rank in ((0, 0), (ROWS, 20)):
         x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        log_probs, _ = chunked(rank=rank)(x, w, rows[:chosen], targets[:chosen])
+        log_probs, _ = run_chunked(rank=rank)(x, w, rows[:chosen], targets[:chosen])
         log_probs.sum().backward()
         assert len(log_probs) == chosen
         assert x.grad is not None and not x.grad.any()
@@ -152,14 +152,14 @@ def test_rounding_noise_reaches_the_logits():
     """It moves what linear layers give; this one gives its input."""
     layer = _ColumnParallelLinear(HIDDEN, PADDED)
     defer_logits(layer, in_float32=False)
-    hidden, weight, rows, targets = made()
+    hidden, weight, rows, targets = make_inputs()
     assert layer(hidden)[0] is hidden
     with torch.no_grad():
         usual = Head(weight, layer.chunk, False).log_probs(
             hidden, rows, targets, Distribution(**KEYS)
         )[0]
         with rounding_noise(layer, seed=1):
-            assert torch.equal(layer(hidden)[0], made()[0])
+            assert torch.equal(layer(hidden)[0], make_inputs()[0])
             noisy = Head(weight, layer.chunk, False).log_probs(
                 hidden, rows, targets, Distribution(**KEYS)
             )[0]
@@ -181,7 +181,7 @@ def test_memory_of_32_768_tokens(name, in_float32):
         rows = torch.empty(tokens, dtype=torch.int64, device=META)
         before = meter.live["gpu"]
         with meter.phase() as peaks:
-            log_probs, entropy = chunked(in_float32, vocab_size=spec.vocab)(
+            log_probs, entropy = run_chunked(in_float32, vocab_size=spec.vocab)(
                 hidden.requires_grad_(), weight, rows, rows
             )
             (log_probs.sum() + entropy.sum()).backward()

@@ -15,7 +15,7 @@ def several_chunks(monkeypatch):
     monkeypatch.setattr(logprobs, "ROWS_PER_CHUNK", 8)
 
 
-def made(seed=0, dtype=torch.float32):
+def make_inputs(seed=0, dtype=torch.float32):
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(TOKENS, PADDED, generator=random).mul_(3).to(dtype)
     rows = torch.randperm(TOKENS, generator=random)[:ROWS].sort().values
@@ -24,7 +24,7 @@ def made(seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_values_and_gradients_are_those_of_torch(batch_invariant):
-    logits, rows, targets = made()
+    logits, rows, targets = make_inputs()
     factors = torch.linspace(-1, 1, ROWS)
     results = []
     for ours in (True, False):
@@ -57,7 +57,7 @@ def test_values_and_gradients_are_those_of_torch(batch_invariant):
 def test_the_gradient_of_a_slice_bit_by_bit(rank, dtype):
     """Half the vocabulary: targets of the other half get nothing, in whatever place they stand."""
     half = PADDED // 2
-    logits, rows, targets = made(1, dtype)
+    logits, rows, targets = make_inputs(1, dtype)
     x = logits[:, rank * half : (rank + 1) * half].clone().requires_grad_()
     valid = min(half, VOCAB - rank * half)
     log_probs, _ = vocab_parallel_log_probs(
@@ -79,7 +79,7 @@ def test_the_gradient_of_a_slice_bit_by_bit(rank, dtype):
 
 
 def test_a_slice_of_nothing_but_padding():
-    logits, rows, targets = made()
+    logits, rows, targets = make_inputs()
     x = logits[:, :4].clone().requires_grad_()
     log_probs, _ = vocab_parallel_log_probs(
         x, rows, targets, Distribution(temperature=1.0, vocab_size=VOCAB, rank=20)

@@ -35,7 +35,7 @@ def adapter(rule, dtype):
     return made
 
 
-def expected(made, weight):
+def expected_product(made, weight):
     """Row by row in float64."""
     whole = weight.double()
     for place, runs in enumerate(made.layout.rows):
@@ -50,7 +50,7 @@ def expected(made, weight):
 @pytest.mark.parametrize("elements", [1, 3 * COLUMNS, 1 << 24])
 def test_rows_and_columns_are_those_of_the_whole(rule, elements):
     made, weight = adapter(rule, torch.float32), torch.randn(ROWS, COLUMNS)
-    whole = expected(made, weight)
+    whole = expected_product(made, weight)
     with mock.patch("rlmath.actor.lora.MERGED_ELEMENTS", elements):
         for dim, start, length in ((0, 0, ROWS), (0, 5, 13), (0, 15, 2), (1, 0, 16), (1, 3, 7)):
             part = weight.narrow(dim, start, length)

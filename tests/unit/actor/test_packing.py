@@ -102,7 +102,7 @@ def batch_of(texts):
     return dataclasses.replace(batch, group_ids=torch.zeros_like(batch.group_ids))
 
 
-def packed(texts, tensor_parallel=1, share=True):
+def pack_texts(texts, tensor_parallel=1, share=True):
     batch = batch_of(texts)
     everything = MicroBatch(tuple(range(len(texts))), int(batch.sequence_lengths.sum()))
     return pack(batch, everything, CPU, Layout(tensor_parallel, 1, 1), share_prompts=share)
@@ -120,7 +120,7 @@ def check(texts, found):
         (own,) = [row[: len(whole)] for row in rows if last in row]
         assert [tokens[i] for i in own] == whole
         assert [positions[i] for i in own] == list(range(len(whole)))
-    usual = packed(texts, share=False)
+    usual = pack_texts(texts, share=False)
     assert torch.equal(found.targets, usual.targets)
     assert torch.equal(found.sequence_ids, usual.sequence_ids)
     assert torch.equal(found.response_rows, usual.response_rows)
@@ -133,7 +133,7 @@ def check(texts, found):
 
 def test_a_prompt_is_in_the_row_once_but_for_its_last_token():
     texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9]), ([1, 2, 3], [5, 6, 4])]
-    found = packed(texts)
+    found = pack_texts(texts)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9, 3, 5, 6, 4]]
     assert found.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3, 2, 3, 4, 5]]
     assert found.rows.tolist() == [2, 3, 5, 7, 8, 9]
@@ -153,7 +153,7 @@ def test_a_prompt_is_in_the_row_once_but_for_its_last_token():
     ids=["other tokens", "one token", "other lengths", "not next to each other"],
 )
 def test_nothing_is_shared(texts):
-    found, usual = packed(texts), packed(texts, share=False)
+    found, usual = pack_texts(texts), pack_texts(texts, share=False)
     assert torch.equal(found.tokens, usual.tokens)
     assert found.packed_seq_params.cu_seqlens_q.dim() == 1
     check(texts, found)
@@ -161,14 +161,14 @@ def test_nothing_is_shared(texts):
 
 def test_prompts_that_differ_in_their_last_token_share_the_others():
     texts = [([1, 2, 3], [7, 8]), ([1, 2, 4], [9])]
-    found = packed(texts)
+    found = pack_texts(texts)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 4, 9]]
     check(texts, found)
 
 
 def test_the_row_is_padded_for_tensor_ranks_by_one_more_sequence():
     texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9])]
-    found = packed(texts, 2)
+    found = pack_texts(texts, 2)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9, 0]]
     assert found.position_ids[0, -1] == 0
     check(texts, found)
@@ -187,6 +187,6 @@ def test_the_row_is_padded_for_tensor_ranks_by_one_more_sequence():
     st.sampled_from([1, 2, 4]),
 )
 def test_each_sequence_is_read_as_it_is(texts, tensor_parallel):
-    found = packed(texts, tensor_parallel)
+    found = pack_texts(texts, tensor_parallel)
     assert found.tokens.size(1) % tensor_parallel == 0
     check(texts, found)

@@ -50,7 +50,7 @@ def calls(monkeypatch, tmp_path):
     return RankCalls(str(tmp_path))
 
 
-def failed(cause):
+def task_error(cause):
     return RayTaskError("update", "traceback", cause)
 
 
@@ -64,7 +64,7 @@ def test_results_are_in_order_of_rank_however_they_come(calls):
 
 def test_a_rank_that_died_comes_before_those_that_lost_it(calls):
     """Rank 0 fails first, in a collective with rank 2, whose death is known a moment later."""
-    lost = failed(RuntimeError("Connection closed by peer"))
+    lost = task_error(RuntimeError("Connection closed by peer"))
     refs = [Ref(lost), Ref("b", at=99), Ref(RayActorError(), at=1)]
     with pytest.raises(ActorError, match="Megatron rank 2 failed: its process ended") as found:
         calls.results(refs, "update")
@@ -73,7 +73,7 @@ def test_a_rank_that_died_comes_before_those_that_lost_it(calls):
 
 
 def test_without_a_death_the_first_to_fail_is_named(calls):
-    refs = [Ref("a", at=9), Ref(failed(ValueError("no batch"))), Ref("c", at=9)]
+    refs = [Ref("a", at=9), Ref(task_error(ValueError("no batch"))), Ref("c", at=9)]
     with pytest.raises(ActorError, match="Megatron rank 1 failed: ValueError: no batch") as found:
         calls.results(refs, "update")
     assert found.value.raised
@@ -81,11 +81,11 @@ def test_without_a_death_the_first_to_fail_is_named(calls):
 
 def test_an_error_of_the_user_is_raised_as_it_is(calls):
     with pytest.raises(UserError, match=r"^layer 3 holds NaN$"):
-        calls.results([Ref(failed(UserError("layer 3 holds NaN")))], "start")
+        calls.results([Ref(task_error(UserError("layer 3 holds NaN")))], "start")
 
 
 def test_what_is_awaited_later_fails_the_next_call_and_only_that(calls):
-    calls.await_later([Ref("a"), Ref(failed(OSError("no memory")))], "load_parameters")
+    calls.await_later([Ref("a"), Ref(task_error(OSError("no memory")))], "load_parameters")
     with pytest.raises(ActorError, match="rank 1 failed: OSError: no memory"):
         calls.results([Ref("x"), Ref("y")], "log_probs")
     assert calls.results([Ref("x"), Ref("y")], "log_probs") == ["x", "y"]

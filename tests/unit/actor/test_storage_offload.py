@@ -230,7 +230,7 @@ def test_no_copy_is_under_way_when_the_cache_is_emptied(offload, wanted):
     assert events == wanted
 
 
-def made(kind, values):
+def make_pairs(kind, values):
     torch.manual_seed(0)
     # One buffer for all, as Megatron's DDP has it.
     buffer = torch.randn(60).to(kind)
@@ -250,7 +250,7 @@ def same(one, other):
 @pytest.mark.parametrize("values", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fails", [False, True])
 def test_both_come_back_bit_by_bit(kind, values, fails):
-    parameters, others = made(kind, values)
+    parameters, others = make_pairs(kind, values)
     own, reference, places = (
         copies_of(parameters),
         copies_of(others),
@@ -270,7 +270,7 @@ def test_both_come_back_bit_by_bit(kind, values, fails):
 
 @pytest.mark.parametrize("failing", range(3))
 def test_a_failure_on_the_way_in_undoes_what_was_done(failing, monkeypatch):
-    parameters, others = made(torch.float32, torch.float32)
+    parameters, others = make_pairs(torch.float32, torch.float32)
     own, reference = copies_of(parameters), copies_of(others)
     copy, calls = Tensor.copy_, iter(range(100))
 
@@ -288,7 +288,7 @@ def test_a_failure_on_the_way_in_undoes_what_was_done(failing, monkeypatch):
 
 def test_one_tensor_is_all_that_is_held_in_addition():
     """One copy of each pair is left, here and on the device, while the model runs."""
-    parameters, others = made(torch.bfloat16, torch.bfloat16)
+    parameters, others = make_pairs(torch.bfloat16, torch.bfloat16)
     own = copies_of(parameters)
     with swap_parameters(parameters, others):
         # The parameters hold what the list held; the list has the parameters' own.

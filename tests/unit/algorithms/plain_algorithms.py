@@ -27,18 +27,18 @@ def std(values):
     return math.sqrt(math.fsum((v - m) ** 2 for v in values) / (len(values) - 1))
 
 
-def repeated(values, counts):
+def repeat(values, counts):
     return [v for v, n in zip(values, counts, strict=True) for _ in range(int(n))]
 
 
-def _scored(rewards, members):
+def _with_reward(rewards, members):
     return [i for i in members if not math.isnan(rewards[i])]
 
 
 def dr_grpo(rewards, group_ids):
     out = [0.0] * len(rewards)
     for members in groups_of(group_ids).values():
-        scored = _scored(rewards, members)
+        scored = _with_reward(rewards, members)
         for i in scored:
             out[i] = rewards[i] - mean([rewards[j] for j in scored])
     return out
@@ -47,7 +47,7 @@ def dr_grpo(rewards, group_ids):
 def grpo(rewards, group_ids, epsilon=1e-6, leave_one_out=False):
     out = [0.0] * len(rewards)
     for members in groups_of(group_ids).values():
-        scored = _scored(rewards, members)
+        scored = _with_reward(rewards, members)
         for i in scored:
             base = [rewards[j] for j in scored if not leave_one_out or j != i]
             if len(scored) > 1:
@@ -59,7 +59,7 @@ def grpo(rewards, group_ids, epsilon=1e-6, leave_one_out=False):
 def rloo(rewards, group_ids):
     out = [0.0] * len(rewards)
     for members in groups_of(group_ids).values():
-        scored = _scored(rewards, members)
+        scored = _with_reward(rewards, members)
         for i in scored:
             others = [rewards[j] for j in scored if j != i]
             out[i] = rewards[i] - mean(others) if others else 0.0
@@ -67,7 +67,7 @@ def rloo(rewards, group_ids):
 
 
 def whiten_tokens(values, counts, epsilon=1e-6):
-    tokens = repeated(values, counts)
+    tokens = repeat(values, counts)
     if len(set(tokens)) < 2:
         return [0.0] * len(values)
     m, s = mean(tokens), std(tokens)
@@ -102,7 +102,7 @@ def pass_at_k(rewards, group_ids, k, epsilon=1e-6):
     """By going through every set of k samples."""
     out = [0.0] * len(rewards)
     for members in groups_of(group_ids).values():
-        scored = _scored(rewards, members)
+        scored = _with_reward(rewards, members)
         if not scored:
             continue
         size = min(k, len(scored))
@@ -128,7 +128,7 @@ def gae(rewards, values, lengths, gamma, lam, bootstrap):
 
 
 def token_weights(kind, mask, lengths, group_ids, constant_length=None):
-    sequence = repeated(range(len(lengths)), lengths)
+    sequence = repeat(range(len(lengths)), lengths)
     counts = [
         sum(m for m, s in zip(mask, sequence, strict=True) if s == i) for i in range(len(lengths))
     ]
@@ -164,11 +164,11 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
         mine = [v for v, m, q in zip(values, mask, sequence, strict=True) if m and q == sequence[t]]
         return math.exp(mean(mine))
 
-    def capped(loss, a):
+    def cap(loss, a):
         return min(loss, -s.dual_clip * a) if s.dual_clip is not None and a < 0 else loss
 
     def surrogate(r, a):
-        return capped(-min(r * a, clip(r) * a), a)
+        return cap(-min(r * a, clip(r) * a), a)
 
     out = []
     for t, a in enumerate(advantages):
@@ -188,7 +188,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
                 math.log(min(r, high) if b > 0 else max(r, low) if b < 0 else r)
                 for r, b in zip(ratio, advantages, strict=True)
             ]
-            out.append(capped(-a * over_sequence(bounded, t), a))
+            out.append(cap(-a * over_sequence(bounded, t), a))
         elif name == "dppo":
             p, q = math.exp(log_probs[t]), math.exp(old[t])
             if s.divergence.name == "tv":
@@ -196,7 +196,7 @@ def policy_losses(name, log_probs, old, advantages, mask, sequence, s):
             else:
                 far = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)) > s.limit
             away = (a > 0 and p > q) or (a < 0 and p < q)
-            out.append(0.0 if far and away else capped(-ratio[t] * a, a))
+            out.append(0.0 if far and away else cap(-ratio[t] * a, a))
         elif name == "reinforce":
             out.append(-a * log_probs[t])
     return out

@@ -32,7 +32,7 @@ def plain(old, teacher, mask, lengths, coef, clip):
     return advantages, metrics, sorted(values)
 
 
-def made(seed):
+def make_inputs(seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, 13) for _ in range(9)]
     total = sum(lengths)
@@ -55,7 +55,7 @@ def run(old, teacher, mask, lengths, coef=0.7, clip=5.0):
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("clip", [0.5, 5.0, 1e6])
 def test_agrees_with_plain_loops(seed, clip):
-    batch = made(seed)
+    batch = make_inputs(seed)
     found = run(*batch, clip=clip)
     advantages, metrics, values = plain(*batch, 0.7, clip)
     assert found.advantages.dtype == torch.float32
@@ -69,7 +69,7 @@ def test_agrees_with_plain_loops(seed, clip):
 
 
 def test_totals_of_parts_add_up_to_those_of_the_whole():
-    old, teacher, mask, lengths = made(3)
+    old, teacher, mask, lengths = make_inputs(3)
     whole = run(old, teacher, mask, lengths)
     cut = sum(lengths[:4])
     first = run(old[:cut], teacher[:cut], mask[:cut], lengths[:4])
@@ -80,7 +80,7 @@ def test_totals_of_parts_add_up_to_those_of_the_whole():
 
 
 def test_a_teacher_that_is_the_policy_teaches_nothing():
-    old, _, mask, lengths = made(1)
+    old, _, mask, lengths = make_inputs(1)
     found = run(old, old, mask, lengths)
     assert not found.advantages.any()
     assert found.totals.metrics()["reverse_kl"] == 0.0

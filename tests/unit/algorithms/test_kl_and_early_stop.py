@@ -25,7 +25,7 @@ def exact_kl(logits):
     return (logp.exp() * (logp - REF)).sum()
 
 
-def expected(name, sampler, logits):
+def expectation(name, sampler, logits):
     """Mean over tokens drawn from ``sampler`` of the estimate, exactly."""
     logp = logits.log_softmax(0)
     values = kl_estimate(name, logp, REF, sampler)
@@ -35,26 +35,28 @@ def expected(name, sampler, logits):
 @pytest.mark.parametrize("name", ["k1", "k3"])
 def test_on_policy_value_is_unbiased(name):
     logp = LOGITS.log_softmax(0)
-    assert float(expected(name, logp, LOGITS)) == pytest.approx(float(exact_kl(LOGITS)), rel=1e-12)
+    assert float(expectation(name, logp, LOGITS)) == pytest.approx(
+        float(exact_kl(LOGITS)), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", ["k2", "k3_unbiased"])
 def test_on_policy_gradient_is_the_gradient_of_the_kl(name):
     logits = LOGITS.clone().requires_grad_()
     want = torch.autograd.grad(exact_kl(logits), logits)[0]
-    got = torch.autograd.grad(expected(name, LOGITS.log_softmax(0), logits), logits)[0]
+    got = torch.autograd.grad(expectation(name, LOGITS.log_softmax(0), logits), logits)[0]
     assert torch.allclose(got, want, rtol=1e-10, atol=1e-12)
 
 
 def test_k1_in_the_loss_has_no_gradient_on_average():
     logits = LOGITS.clone().requires_grad_()
-    got = torch.autograd.grad(expected("k1", LOGITS.log_softmax(0), logits), logits)[0]
+    got = torch.autograd.grad(expectation("k1", LOGITS.log_softmax(0), logits), logits)[0]
     assert torch.allclose(got, torch.zeros(4, dtype=torch.float64), atol=1e-14)
 
 
 def test_k3_unbiased_is_right_off_policy_too():
     logits = LOGITS.clone().requires_grad_()
-    value = expected("k3_unbiased", OLD, logits)
+    value = expectation("k3_unbiased", OLD, logits)
     want = exact_kl(logits)
     assert float(value.detach()) == pytest.approx(float(want.detach()), rel=1e-12)
     got = torch.autograd.grad(value, logits)[0]

@@ -202,7 +202,7 @@ def log_probs(logits, chosen):
 
 
 @pytest.fixture(scope="module")
-def sampled():
+def draws():
     draw = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(TOKENS, 50, generator=draw)
     chosen = torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
@@ -220,46 +220,46 @@ def entropy(sampled):
     return -(every.exp() * every).sum(-1)
 
 
-def test_temperature_is_named_with_its_factor(sampled):
-    logits, chosen = sampled
-    assert "1.2" in cause(sampled, log_probs(logits / 1.25, chosen))
+def test_temperature_is_named_with_its_factor(draws):
+    logits, chosen = draws
+    assert "1.2" in cause(draws, log_probs(logits / 1.25, chosen))
     for factor in (0.7, 0.9, 1.1, 1.3):
-        assert "Another temperature" in cause(sampled, log_probs(logits / factor, chosen))
+        assert "Another temperature" in cause(draws, log_probs(logits / factor, chosen))
 
 
 @pytest.mark.parametrize("shift", [1, -1])
-def test_shift_by_one_token_is_named(sampled, shift):
-    assert "shift by one token" in cause(sampled, log_probs(*sampled).roll(shift))
+def test_shift_by_one_token_is_named(draws, shift):
+    assert "shift by one token" in cause(draws, log_probs(*draws).roll(shift))
 
 
-def test_rounding_to_bfloat16_is_named(sampled):
-    ours = log_probs(*sampled)
-    found = likely_cause(ours, ours.bfloat16().float(), entropy(sampled), CAUSE_LENGTHS, NOISE)
+def test_rounding_to_bfloat16_is_named(draws):
+    ours = log_probs(*draws)
+    found = likely_cause(ours, ours.bfloat16().float(), entropy(draws), CAUSE_LENGTHS, NOISE)
     assert "Rounding to bfloat16" in found
 
 
-def test_truncated_sampling_is_named(sampled):
-    logits, chosen = sampled
+def test_truncated_sampling_is_named(draws):
+    logits, chosen = draws
     kept = logits.clone()
     lowest = logits.topk(5).values[:, -1:]
     chosen_logits = logits.gather(1, chosen[:, None])
     kept[logits < torch.minimum(lowest, chosen_logits)] = -torch.inf
-    assert "Truncated sampling" in cause(sampled, log_probs(kept, chosen))
+    assert "Truncated sampling" in cause(draws, log_probs(kept, chosen))
 
 
-def test_another_prompt_is_named(sampled):
-    logits, chosen = sampled
+def test_another_prompt_is_named(draws):
+    logits, chosen = draws
     draw = torch.Generator().manual_seed(2)
     fade = torch.cat([0.7 ** torch.arange(n) for n in CAUSE_LENGTHS.tolist()])
     other = logits + 2 * fade[:, None] * torch.randn(logits.shape, generator=draw)
-    assert "Another prompt" in cause(sampled, log_probs(other, chosen))
+    assert "Another prompt" in cause(draws, log_probs(other, chosen))
 
 
-def test_unknown_differences_have_no_cause(sampled):
-    logits, chosen = sampled
+def test_unknown_differences_have_no_cause(draws):
+    logits, chosen = draws
     draw = torch.Generator().manual_seed(3)
     other = logits + 0.3 * torch.randn(logits.shape, generator=draw)
-    assert cause(sampled, log_probs(other, chosen)) == ""
-    ours = log_probs(*sampled)
+    assert cause(draws, log_probs(other, chosen)) == ""
+    ours = log_probs(*draws)
     assert likely_cause(ours, ours, ours, CAUSE_LENGTHS, NOISE) == ""
     assert likely_cause(ours[:4], ours[:4] + 1, ours[:4], torch.tensor([4]), NOISE) == ""

@@ -144,12 +144,12 @@ def test_what_is_requested_and_taken_does_not_depend_on_who_finishes_first(
     # The least number of prompts, from the first request on, among which enough are kept.
     limit, start = 3 * target, math.ceil(oversample * target - 1e-9)
 
-    def kept(n):
+    def keep(n):
         return [order for order in range(n) if order not in equal]
 
-    enough = [n for n in range(start, limit + 1) if len(kept(n)) >= target]
+    enough = [n for n in range(start, limit + 1) if len(keep(n)) >= target]
     assert counts.requested == (enough[0] if enough else limit)
-    assert taken == kept(counts.requested)[:target]
+    assert taken == keep(counts.requested)[:target]
 
 
 def test_rounds_are_limited_and_the_step_is_then_smaller():

@@ -23,7 +23,7 @@ from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
 
 @pytest.fixture
-def given(tmp_path, monkeypatch):
+def objects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return Given("run")
 
@@ -35,29 +35,29 @@ def in_main(source):
     return namespace["it"]
 
 
-def test_a_function_of_a_module_is_named(given):
-    given.rewards([source_hash, ("length", 0.5)])
-    assert given.overrides == [
+def test_a_function_of_a_module_is_named(objects):
+    objects.rewards([source_hash, ("length", 0.5)])
+    assert objects.overrides == [
         "reward.items=[{name: rlmath.api.source:source_hash, weight: 1.0},"
         " {name: length, weight: 0.5}]"
     ]
     assert not Path("run").exists()
 
 
-def test_a_part_of_rlmath_is_chosen_by_its_name(given):
-    given.part("loss", ppo_clip)
-    given.part("advantage", "rloo")
-    assert given.overrides == ["algorithm.loss=ppo_clip", "algorithm.advantage=rloo"]
+def test_a_part_of_rlmath_is_chosen_by_its_name(objects):
+    objects.part("loss", ppo_clip)
+    objects.part("advantage", "rloo")
+    assert objects.overrides == ["algorithm.loss=ppo_clip", "algorithm.advantage=rloo"]
 
 
-def test_a_function_of_a_script_is_sent_with_what_it_uses(given):
+def test_a_function_of_a_script_is_sent_with_what_it_uses(objects):
     reward = in_main(
         "factor = 3\ndef half(x): return factor * len(x) / 2\n"
         "def it(completions, **_): return [half(one) for one in completions]\n"
     )
-    given.rewards([reward])
+    objects.rewards([reward])
     # Nothing compares answers, so the math reward is there for the accuracy.
-    (line,) = given.overrides
+    (line,) = objects.overrides
     assert line == (
         "reward.items=[{name: run/given/it.py:it, weight: 1.0}, {name: math, weight: 0}]"
     )
@@ -65,8 +65,8 @@ def test_a_function_of_a_script_is_sent_with_what_it_uses(given):
     assert loaded is not reward and loaded(["ab"]) == [3.0]
 
 
-def test_two_functions_of_one_name_are_two_files(given):
-    given.rewards([lambda completions: [0.0], lambda completions: [1.0]])
+def test_two_functions_of_one_name_are_two_files(objects):
+    objects.rewards([lambda completions: [0.0], lambda completions: [1.0]])
     assert sorted(path.name for path in Path("run/given").iterdir()) == [
         "lambda_.py",
         "lambda__2.py",
@@ -74,20 +74,20 @@ def test_two_functions_of_one_name_are_two_files(given):
     assert refresh("run/given/lambda__2.py").lambda__2([""]) == [1.0]
 
 
-def test_what_cannot_be_pickled_is_refused_with_the_reason(given):
+def test_what_cannot_be_pickled_is_refused_with_the_reason(objects):
     lock = threading.Lock()
     with pytest.raises(UserError, match=r"rewards\[1\]: lambda_ cannot be sent.*'_thread.lock'"):
-        given.rewards(["math", lambda completions: [float(lock.locked())]])
+        objects.rewards(["math", lambda completions: [float(lock.locked())]])
     with pytest.raises(UserError, match="loss is a int"):
-        given.part("loss", 3)
+        objects.part("loss", 3)
 
 
-def test_a_loss_of_a_script_is_registered_in_each_process(given):
+def test_a_loss_of_a_script_is_registered_in_each_process(objects):
     def mine(inputs, options):
         return -inputs.token_advantages(), {}
 
-    given.part("loss", mine)
-    assert given.overrides == ["algorithm.loss=run/given/mine.py:mine"]
+    objects.part("loss", mine)
+    assert objects.overrides == ["algorithm.loss=run/given/mine.py:mine"]
     loaded = refresh("run/given/mine.py").mine
     name, options, _ = LOSSES.registration(loaded)
     assert name == f"mine_{source_hash((mine, Options, None))}" and options is Options
@@ -97,12 +97,12 @@ def test_a_loss_of_a_script_is_registered_in_each_process(given):
     LOSSES.remove(name)
 
 
-def test_options_and_traits_of_a_registered_loss_go_with_it(given):
+def test_options_and_traits_of_a_registered_loss_go_with_it(objects):
     @policy_loss("test_given", Options, LossTraits(bounds_ratio=False))
     def mine(inputs, options):
         return -inputs.token_advantages(), {}
 
-    given.part("loss", mine)
+    objects.part("loss", mine)
     loaded = refresh("run/given/mine.py").mine
     name, _, traits = LOSSES.registration(loaded)
     assert not traits.bounds_ratio and LOSSES.name("run/given/mine.py:mine") == name
@@ -110,9 +110,9 @@ def test_options_and_traits_of_a_registered_loss_go_with_it(given):
     LOSSES.remove("test_given")
 
 
-def test_the_same_source_keeps_its_file_and_other_source_does_not(given):
+def test_the_same_source_keeps_its_file_and_other_source_does_not(objects):
     source = "scale = {}\ndef it(completions, **_): return [scale * 1.0 for _ in completions]\n"
-    given.rewards([in_main(source.format(1))])
+    objects.rewards([in_main(source.format(1))])
     file = Path("run/given/it.py")
     before = file.read_bytes()
     Given("run").rewards([in_main(source.format(1))])
@@ -155,9 +155,11 @@ def test_only_what_other_processes_can_import_has_a_path():
     assert import_path(test_only_what_other_processes_can_import_has_a_path) is not None
 
 
-def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(given):
-    given.rows("data", "data.train_paths", ({"q": f"{i} ü", "n": torch.tensor(i)} for i in (1, 2)))
-    assert given.overrides == ["data.train_paths=[run/given/data.jsonl]"]
+def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(objects):
+    objects.rows(
+        "data", "data.train_paths", ({"q": f"{i} ü", "n": torch.tensor(i)} for i in (1, 2))
+    )
+    assert objects.overrides == ["data.train_paths=[run/given/data.jsonl]"]
     assert (
         Path("run/given/data.jsonl").read_text() == '{"q": "1 ü", "n": 1}\n{"q": "2 ü", "n": 2}\n'
     )
@@ -178,35 +180,35 @@ def failing():
         (failing(), KeyError, "database"),
     ],
 )
-def test_rows_that_are_none(given, rows, error, message):
+def test_rows_that_are_none(objects, rows, error, message):
     with pytest.raises(error, match=message):
-        given.rows("data", "data.train_paths", rows)
+        objects.rows("data", "data.train_paths", rows)
     assert not Path("run/given/data.jsonl").exists()
 
 
 @pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if not part.several])
 def test_each_part_of_a_script_is_registered_where_its_file_is_imported(
-    given,
+    objects,
     argument,
     own_plugins,  # noqa: F811
 ):
     part = PARTS[argument]
     assert part.setting in by_key()
-    given.part(argument, in_main("def it(*_, **__): return 7"))
-    assert given.overrides[0] == f"{part.setting}=run/given/it.py:it"
+    objects.part(argument, in_main("def it(*_, **__): return 7"))
+    assert objects.overrides[0] == f"{part.setting}=run/given/it.py:it"
     found = part.names().get("run/given/it.py:it")
     assert argument == "loss" or found() == 7
-    given.part(argument, "of_a_file.py:it")
-    assert f"{part.setting}=of_a_file.py:it" in given.overrides
+    objects.part(argument, "of_a_file.py:it")
+    assert f"{part.setting}=of_a_file.py:it" in objects.overrides
 
 
 @pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if part.several])
-def test_lists_of_parts(given, argument, own_plugins):  # noqa: F811
+def test_lists_of_parts(objects, argument, own_plugins):  # noqa: F811
     part = PARTS[argument]
     assert part.setting in by_key()
     before = part.names().names()
-    given.part(argument, [in_main("class it:\n x = 7")])
-    (line,) = given.overrides
+    objects.part(argument, [in_main("class it:\n x = 7")])
+    (line,) = objects.overrides
     if part.setting == "plugins":
         assert line == "plugins=[run/given/it.py]"
         use("run/given/it.py")
@@ -217,9 +219,9 @@ def test_lists_of_parts(given, argument, own_plugins):  # noqa: F811
     (new,) = set(part.names().names()) - set(before)
     assert part.names().get(new).x == 7
     with pytest.raises(UserError, match=f"{argument} is a function; give a list"):
-        given.part(argument, lambda: None)
+        objects.part(argument, lambda: None)
     with pytest.raises(UserError, match=rf"{argument}\[1\] is a int; give a function or class"):
-        given.part(argument, ["math", 3])
+        objects.part(argument, ["math", 3])
 
 
 def test_plugins_of_the_settings_stay_and_those_of_several_kinds_are_one_list(
@@ -238,11 +240,11 @@ def test_plugins_of_the_settings_stay_and_those_of_several_kinds_are_one_list(
         given.part("step_checks", [StepCheck])
 
 
-def test_a_benchmark_is_given_with_its_settings(given, own_plugins):  # noqa: F811
+def test_a_benchmark_is_given_with_its_settings(objects, own_plugins):  # noqa: F811
     products = BENCHMARKS.register("mine", Options)(in_main("def it(options): return []"))
     settings = {"samples": 2, "temperature": 0.5, "options": {"largest": 3, "kind": "a b"}}
-    given.part("benchmarks", ["aime24", (products, settings)])
-    (line,) = given.overrides
+    objects.part("benchmarks", ["aime24", (products, settings)])
+    (line,) = objects.overrides
     assert line.endswith('options: {largest: 3, kind: "a b"}}]')
     line = line.replace('{largest: 3, kind: "a b"}', "{}")  # It has no such options.
     first, second = load(["model.path=m", "runner.run_dir=r", line]).eval.benchmarks
@@ -263,14 +265,14 @@ class it:
 
 
 def test_rows_that_can_say_where_they_are_are_taken_as_needed(
-    given,
+    objects,
     own_plugins,  # noqa: F811
 ):
     rows = in_main(ENDLESS)()
     next(iter(rows))
-    given.rows("data", "data.train_paths", rows)
-    assert given.overrides == ["data.source=run/given/it.py:it", "data.train_paths=[]"]
-    config = load(["model.path=m", "runner.run_dir=r", *given.overrides])
+    objects.rows("data", "data.train_paths", rows)
+    assert objects.overrides == ["data.source=run/given/it.py:it", "data.train_paths=[]"]
+    config = load(["model.path=m", "runner.run_dir=r", *objects.overrides])
     for _ in range(2):  # It begins where it was given, each time that it is made.
         assert [one.fields["q"] for one in first_rows(config.data, 2)] == ["2+1=", "3+1="]
     source = open_source(config.data)
@@ -279,14 +281,14 @@ def test_rows_that_can_say_where_they_are_are_taken_as_needed(
 
 
 @pytest.mark.parametrize("key", ["data.train_paths", "data.eval_paths"])
-def test_rows_without_end_are_refused_with_what_to_do(given, key, monkeypatch):
+def test_rows_without_end_are_refused_with_what_to_do(objects, key, monkeypatch):
     monkeypatch.setattr(given_module, "MOST_ROWS", 3)
-    given.rows("data", key, [{"q": 1}] * 3)
+    objects.rows("data", key, [{"q": 1}] * 3)
     before = Path("run/given/data.jsonl").read_text()
     with (
         pytest.raises(UserError, match="data has more than 3 rows, or no end") as caught,
-        given.restoring(),
+        objects.restoring(),
     ):
-        given.rows("data", key, ({"q": one} for one in itertools.count()))
+        objects.rows("data", key, ({"q": one} for one in itertools.count()))
     assert ("state_dict" in str(caught.value)) == (key == "data.train_paths")
     assert Path("run/given/data.jsonl").read_text() == before

@@ -37,7 +37,7 @@ def sequences(**sizes):
     return sampled_sequences(groups(**sizes), truncated=TruncatedRule.keep, mask_duplicates=False)
 
 
-def dealt(batch, ranks, **settings):
+def shards_of(batch, ranks, **settings):
     wanted = {"minibatches": 2, "seed": 5, "max_tokens_per_microbatch": 60} | settings
     return list(shards(batch, ShardSettings(ranks, **wanted)))
 
@@ -57,7 +57,7 @@ def test_a_copy_of_what_takes_no_part_is_no_copy():
 def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks):
     given = sequences()
     whole = given.select(range(len(given)))
-    found = dealt(given, ranks)
+    found = shards_of(given, ranks)
     assert sorted(p for one in found for p in one.places.tolist()) == list(range(len(given)))
     for shard in found:
         expected = whole.select(shard.places.tolist())
@@ -89,7 +89,7 @@ def test_routes_stay_with_their_sequences(ranks):
             graded.append(dataclasses.replace(one, sample=sample))
         made.append(dataclasses.replace(group, samples=tuple(graded)))
     given = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)
-    for shard in dealt(given, ranks):
+    for shard in shards_of(given, ranks):
         again = pickle.loads(pickle.dumps(shard))
         for share in again.shares():
             routes, lengths = share.batch.routes, share.batch.route_lengths
@@ -99,7 +99,7 @@ def test_routes_stay_with_their_sequences(ranks):
                 assert len(own) == (0 if place % 4 == 2 else size - 1)
                 assert (own[:, 0, 0] == place).all()
                 assert torch.equal(own[:, 1, 1].long(), torch.arange(len(own)))
-    assert dealt(sequences(), 1)[0].batch.routes is None
+    assert shards_of(sequences(), 1)[0].batch.routes is None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -118,7 +118,7 @@ def test_each_token_keeps_the_version_that_sampled_it(ranks):
         made.append(Group(group.problem, tuple(graded)))
     given = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)
     seen = []
-    for shard in dealt(given, ranks, minibatches=1):
+    for shard in shards_of(given, ranks, minibatches=1):
         batch = pickle.loads(pickle.dumps(shard)).batch
         expected = [12 - version for place in shard.places.tolist() for version in versions[place]]
         assert token_lags(batch, 12).tolist() == expected
@@ -137,7 +137,7 @@ def test_a_tokens_weight_does_not_depend_on_the_ranks(kind):
     weights = []
     for ranks in (1, 2, 5):
         found = torch.full((int(given.response_lengths.sum()),), torch.nan)
-        for shard in dealt(given, ranks, aggregation=kind, constant_length=40):
+        for shard in shards_of(given, ranks, aggregation=kind, constant_length=40):
             for share in shard.shares():
                 found[response_rows(share.places, given.response_lengths)] = share.weights
         weights.append(found)
@@ -147,7 +147,7 @@ def test_a_tokens_weight_does_not_depend_on_the_ranks(kind):
 
 
 def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_update():
-    for shard in dealt(sequences(), 2):
+    for shard in shards_of(sequences(), 2):
         shares = list(shard.shares())
         of_update = [
             share.places[list(one.sequences)].tolist()
@@ -170,7 +170,7 @@ def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_updat
 @pytest.mark.parametrize("multiple_of", [1, 3])
 @pytest.mark.parametrize("budget", [60, 150, 10**6])
 def test_a_forward_pass_joins_micro_batches_over_minibatches(budget, multiple_of):
-    found = dealt(sequences(), 2, max_tokens_per_forward=budget, multiple_of=multiple_of)
+    found = shards_of(sequences(), 2, max_tokens_per_forward=budget, multiple_of=multiple_of)
     for shard in found:
         joined, whole = shard.forward_share().micro_batches, shard.whole().micro_batches
         # The same sequences in the same order, so that values are in the shard's.
@@ -187,7 +187,7 @@ def test_a_forward_pass_joins_micro_batches_over_minibatches(budget, multiple_of
 
 def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives():
     given = sequences(longest=2000)
-    for shard in dealt(given, 2, max_tokens_per_microbatch=4000):
+    for shard in shards_of(given, 2, max_tokens_per_microbatch=4000):
         buffers = []
         body = pickle.dumps(shard, protocol=5, buffer_callback=buffers.append)
         arrived = [bytes(buffer) for buffer in buffers]  # Read-only, as Ray's.

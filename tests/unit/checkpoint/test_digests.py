@@ -22,7 +22,7 @@ def xxh3(path):
 
 
 @pytest.fixture
-def written(tmp_path):
+def rank_file(tmp_path):
     """The file of a rank, as torch writes it: large and small tensors, views, and bytes."""
     state = {
         "large": torch.randn(400_000),
@@ -36,42 +36,42 @@ def written(tmp_path):
     return path
 
 
-def test_a_rank_notes_what_it_wrote(written):
-    notes = sorted(path.name for path in written.parent.glob(f"*{SUFFIX}"))
-    assert notes == [written.name + SUFFIX]  # Not of what is renamed afterwards.
-    assert take_note(written) == (written.stat().st_size, xxh3(written))
-    assert take_note(written) is None
+def test_a_rank_notes_what_it_wrote(rank_file):
+    notes = sorted(path.name for path in rank_file.parent.glob(f"*{SUFFIX}"))
+    assert notes == [rank_file.name + SUFFIX]  # Not of what is renamed afterwards.
+    assert take_note(rank_file) == (rank_file.stat().st_size, xxh3(rank_file))
+    assert take_note(rank_file) is None
 
 
-def test_the_manifest_has_the_notes_and_reads_only_other_files(written, monkeypatch):
+def test_the_manifest_has_the_notes_and_reads_only_other_files(rank_file, monkeypatch):
     read = []
     digest = manifest.file_digest
     monkeypatch.setattr(
         manifest, "file_digest", lambda path: read.append(path.name) or digest(path)
     )
-    folder = written.parent.parent
+    folder = rank_file.parent.parent
     made = write_manifest(folder, 3, {})
     assert read == [".metadata"]
-    assert set(made.files) == {"actor/.metadata", f"actor/{written.name}"}
-    assert made.files[f"actor/{written.name}"] == (written.stat().st_size, xxh3(written))
+    assert set(made.files) == {"actor/.metadata", f"actor/{rank_file.name}"}
+    assert made.files[f"actor/{rank_file.name}"] == (rank_file.stat().st_size, xxh3(rank_file))
     assert not list(folder.rglob(f"*{SUFFIX}"))
     monkeypatch.undo()
     assert verify(folder).files == made.files
 
 
-def test_bytes_that_change_after_they_were_written_are_found(written):
-    content = bytearray(written.read_bytes())
+def test_bytes_that_change_after_they_were_written_are_found(rank_file):
+    content = bytearray(rank_file.read_bytes())
     content[len(content) // 2] ^= 1
-    written.write_bytes(content)
-    write_manifest(written.parent.parent, 3, {})
+    rank_file.write_bytes(content)
+    write_manifest(rank_file.parent.parent, 3, {})
     with pytest.raises(BrokenCheckpoint, match="its checksum differs"):
-        verify(written.parent.parent)
+        verify(rank_file.parent.parent)
 
 
-def test_a_file_that_was_cut_is_refused(written):
-    written.write_bytes(written.read_bytes()[:-1])
-    with pytest.raises(OSError, match=f"bytes instead of {written.stat().st_size + 1}"):
-        write_manifest(written.parent.parent, 3, {})
+def test_a_file_that_was_cut_is_refused(rank_file):
+    rank_file.write_bytes(rank_file.read_bytes()[:-1])
+    with pytest.raises(OSError, match=f"bytes instead of {rank_file.stat().st_size + 1}"):
+        write_manifest(rank_file.parent.parent, 3, {})
 
 
 def test_a_write_that_fails_leaves_no_note(tmp_path):
@@ -108,7 +108,7 @@ def test_the_disk_gets_a_large_file_in_parts_and_its_error_is_raised(tmp_path, m
     assert [one.name for one in tmp_path.iterdir()] == ["a"]  # And no note beside it.
 
 
-def counted(monkeypatch):
+def count_checksums(monkeypatch):
     """Notes each checksum that is begun."""
     made = []
     xxh3_128 = xxhash.xxh3_128
@@ -123,7 +123,7 @@ def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(tmp_path, m
     (folder / "a.distcp").write_bytes(b"a" * 1000)
     path = store.commit(1, {"step": 1}, {})
     monkeypatch.setattr(digests, "_computed", {})
-    made = counted(monkeypatch)
+    made = count_checksums(monkeypatch)
     # As at a restart: the supervisor looks for the newest, and the attempt resumes from it.
     assert store.newest_complete().path == path
     assert len(made) == 2
@@ -140,7 +140,7 @@ def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(tmp_path, m
 def test_a_file_that_may_have_changed_within_the_clocks_tick_is_hashed_again(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "_SETTLED_NS", 10**18)
     (tmp_path / "a").write_bytes(b"a")
-    made = counted(monkeypatch)
+    made = count_checksums(monkeypatch)
     assert digests.file_digest(tmp_path / "a") == digests.file_digest(tmp_path / "a")
     assert len(made) == 2
 
@@ -154,7 +154,7 @@ def test_ranks_verify_each_file_of_their_model_once_between_them(tmp_path, monke
             (folder / model / f"__{number}_0.distcp").write_bytes(bytes(1000 + number))
     path = store.commit(1, {}, {})
     monkeypatch.setattr(digests, "_computed", {})
-    made = counted(monkeypatch)
+    made = count_checksums(monkeypatch)
     for rank in range(2):
         verify(path, (rank, 2), under="actor")
     assert len(made) == 5

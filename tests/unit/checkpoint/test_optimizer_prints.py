@@ -9,7 +9,7 @@ from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
 
 
-def trained():
+def train():
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(one) for one in (torch.randn(4, 3), torch.ones(2))]
     adam = torch.optim.AdamW(parameters)
@@ -20,9 +20,9 @@ def trained():
 
 
 def test_optimizer_state_that_was_not_restored_is_named(tmp_path):
-    adam, optimizer, scheduler = trained()
+    adam, optimizer, scheduler = train()
     save_prints(tmp_path, 0, optimizer_prints(optimizer, scheduler))
-    check_prints(tmp_path, 0, optimizer_prints(*trained()[1:]), same_layout=True)
+    check_prints(tmp_path, 0, optimizer_prints(*train()[1:]), same_layout=True)
     next(iter(adam.state.values()))["exp_avg"].zero_()
     with pytest.raises(BrokenCheckpoint, match=r"exp_avg of tensor 0\.0\.0 \(4x3\) of 9 differ"):
         check_prints(tmp_path, 0, optimizer_prints(optimizer, scheduler), same_layout=True)

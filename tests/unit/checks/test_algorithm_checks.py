@@ -136,12 +136,12 @@ def test_allowed(overrides):
     ],
 )
 def test_what_asks_for_correct_answers_needs_a_reward_that_grades(own, asking, beside):
-    def found(items):
+    def problems_of(items):
         given = ["model.path=m", "runner.run_dir=r", asking, f"reward.items=[{items}]"]
         return [text for text in algorithm_problems(load(given)) if "grades answers" in text]
 
-    (message,) = found(f"{{name: '{own}'}}")
+    (message,) = problems_of(f"{{name: '{own}'}}")
     assert f"({own}) has no reward" in message
     assert "add {name: math, weight: 0}" in message and beside in message
-    assert found(f"{{name: '{own}'}}, {{name: math, weight: 0}}") == []
-    assert found(f"{{name: '{own}'}}, {{name: cosine}}") == []
+    assert problems_of(f"{{name: '{own}'}}, {{name: math, weight: 0}}") == []
+    assert problems_of(f"{{name: '{own}'}}, {{name: cosine}}") == []

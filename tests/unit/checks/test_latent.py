@@ -13,20 +13,20 @@ from tests.unit.model.test_spec import DEEPSEEK_V3, LLAMA_31
 SPEC = model_spec(DEEPSEEK_V3)
 
 
-def said(spec, device, command):
+def problems(spec, device, command):
     return list(latent_problems(spec, device, command))
 
 
 def test_only_what_is_proven():
-    assert said(SPEC, Device.cpu, "train") == []
-    (problem,) = said(SPEC, Device.cuda, "train")
+    assert problems(SPEC, Device.cpu, "train") == []
+    (problem,) = problems(SPEC, Device.cuda, "train")
     assert "cluster.device=cpu" in problem
-    assert said(SPEC, Device.cuda, "evaluate") == []
+    assert problems(SPEC, Device.cuda, "evaluate") == []
     narrow = dataclasses.replace(SPEC, latent=Latent(16, 24, 12, 8, 6))
-    (problem,) = said(narrow, Device.cpu, "train")
+    (problem,) = problems(narrow, Device.cpu, "train")
     assert "24 + qk_rope_head_dim=8 = 32" in problem and "supports only 576" in problem
     llama = model_spec(LLAMA_31)
-    assert said(llama, Device.cuda, "train") == []
+    assert problems(llama, Device.cuda, "train") == []
 
 
 def test_tensor_ranks_share_the_latent_vectors():

@@ -18,7 +18,7 @@ SPEC = published_spec("Qwen3.5-9B")
 assert SPEC is not None
 
 
-def said(*settings: str, spec: ModelSpec = SPEC, device: Device = Device.cpu) -> Sequence[str]:
+def problems(*settings: str, spec: ModelSpec = SPEC, device: Device = Device.cpu) -> Sequence[str]:
     config = load(
         [
             "model.path=m",
@@ -32,14 +32,14 @@ def said(*settings: str, spec: ModelSpec = SPEC, device: Device = Device.cpu) ->
 
 
 def test_cpu_engines_take_what_their_kernels_have() -> None:
-    assert said() == []
-    (problem,) = said("model.dtype=float32")
+    assert problems() == []
+    (problem,) = problems("model.dtype=float32")
     assert problem.startswith("model.dtype=float32") and "use bfloat16" in problem
-    assert said("model.dtype=float32", device=Device.cuda) == []
+    assert problems("model.dtype=float32", device=Device.cuda) == []
     linear = SPEC.linear
     assert linear is not None
     odd = dataclasses.replace(linear, key_head_dim=96, conv_width=3)
-    narrow, short = said(spec=dataclasses.replace(SPEC, linear=odd))
+    narrow, short = problems(spec=dataclasses.replace(SPEC, linear=odd))
     assert "96 (keys) and 128 (values)" in narrow and "64 or 128" in narrow
     assert "linear_conv_kernel_dim=3" in short
 
@@ -48,9 +48,9 @@ def test_cpu_engines_take_what_their_kernels_have() -> None:
 def test_what_was_not_compared_is_refused(device: Device) -> None:
     if device is Device.auto:
         return
-    (problem,) = said("rollout.kv_cache_dtype=fp8", device=device)
+    (problem,) = problems("rollout.kv_cache_dtype=fp8", device=device)
     assert "rollout.kv_cache_dtype=fp8" in problem and "use auto" in problem
-    found = said("actor.routing_replay=engine", device=device)
+    found = problems("actor.routing_replay=engine", device=device)
     assert len(found) == (device is Device.cpu)
 
 

@@ -59,7 +59,7 @@ def index(folder, text):
     (folder / "model.safetensors.index.json").write_text(text)
 
 
-def untied(folder):
+def untie(folder):
     shapes = hf_shapes(model_spec(SIZES))
     tensors = {name: torch.zeros(size) for name, size in shapes.items()}
     tensors["lm_head.weight"] = torch.ones(VOCABULARY_SIZE, 128)
@@ -122,7 +122,7 @@ def twice(folder):
 
 
 CASES = {
-    "tied with another output layer": (untied, "lm_head.weight in the files differs"),
+    "tied with another output layer": (untie, "lm_head.weight in the files differs"),
     "one file beside an index": (two_sources, "has both model.safetensors and"),
     "an index that is no JSON": (
         lambda f: index(f, "{"),

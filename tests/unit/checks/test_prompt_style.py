@@ -41,22 +41,22 @@ def make_config(tmp_path):
     return make
 
 
-def decided(config, command="train"):
+def decide(config, command="train"):
     data = with_prompt_style(config, command).data
     return data.apply_chat_template, data.prompt_template
 
 
 def test_an_instruct_model_with_plain_problems_gets_its_template_and_a_request(make_config):
-    assert decided(make_config()) == (True, BOXED)
+    assert decide(make_config()) == (True, BOXED)
 
 
 def test_a_base_model_with_the_template_of_its_instruct_version_gets_the_request_alone(make_config):
-    assert decided(make_config(template=CHATML)) == (False, BOXED)
-    assert decided(make_config(template=None)) == (False, BOXED)
+    assert decide(make_config(template=CHATML)) == (False, BOXED)
+    assert decide(make_config(template=None)) == (False, BOXED)
 
 
 def test_a_template_that_ends_no_turn_is_that_of_an_instruct_model(make_config):
-    assert decided(make_config(template=CHATML.replace("<|im_end|>\n", ""))) == (True, BOXED)
+    assert decide(make_config(template=CHATML.replace("<|im_end|>\n", ""))) == (True, BOXED)
 
 
 def test_a_turn_end_of_the_generation_config_makes_an_instruct_model(make_config, tmp_path):
@@ -72,14 +72,14 @@ def test_a_turn_end_of_the_generation_config_makes_an_instruct_model(make_config
 @pytest.mark.parametrize("marker", ["<|user|>", "<｜User｜>", "[INST] "])
 def test_rendered_prompts_stay_as_they_are(make_config, marker):
     row = RENDERED | {"prompt": f"{marker}47 + 38?"}
-    assert decided(make_config(row=row)) == (False, "{prompt}")
+    assert decide(make_config(row=row)) == (False, "{prompt}")
 
 
 def test_what_is_given_stays(make_config):
     words = ["data.apply_chat_template=false", "data.prompt_template='Q: {prompt}'"]
-    assert decided(make_config(*words)) == (False, "Q: {prompt}")
+    assert decide(make_config(*words)) == (False, "Q: {prompt}")
     twice = make_config("data.apply_chat_template=true", row=RENDERED)
-    assert decided(twice)[0] is True
+    assert decide(twice)[0] is True
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_given_stays(make_config):
     ],
 )
 def test_a_request_is_made_only_where_it_is_missing_and_needed(make_config, words, row):
-    assert decided(make_config(*words, row=row)) == (True, "{prompt}")
+    assert decide(make_config(*words, row=row)) == (True, "{prompt}")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_request_is_made_only_where_it_is_missing_and_needed(make_config, word
 def test_worked_examples_ask_for_the_form_that_they_show(make_config, tmp_path, response, template):
     row = PLAIN | {"response": response}
     config = make_config(f"sft.train_paths=[{tmp_path}/rows.jsonl]", row=row)
-    assert decided(config, "sft") == (True, template)
+    assert decide(config, "sft") == (True, template)
 
 
 def test_messages_of_published_data_need_no_setting_with_either_model(make_config):

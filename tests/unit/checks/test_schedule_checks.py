@@ -18,10 +18,10 @@ CORRECTED = "algorithm.correction.kind=token_truncate"
 
 
 def problems(*overrides):
-    return found_in([*BASE, *overrides])
+    return problems_of([*BASE, *overrides])
 
 
-def found_in(overrides):
+def problems_of(overrides):
     config = load(overrides)
     return [*pair_problems(config, Device.cuda, "train"), *algorithm_problems(config)]
 
@@ -56,7 +56,7 @@ def test_schedule_name_and_its_numbers_are_the_same(name, numbers, overlap):
     assert overlap.name == name
     assert describe_training(named) == describe_training(numbered)
     both = [*given, CORRECTED, f"rollout.schedule={name}", *numbers]
-    assert found_in(both) == found_in([*given, CORRECTED, *numbers]) == []
+    assert problems_of(both) == problems_of([*given, CORRECTED, *numbers]) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_schedule_name_and_its_numbers_are_the_same(name, numbers, overlap):
 )
 def test_schedule_name_with_numbers_of_another_is_one_message(name, numbers, is_of):
     given = ["model.path=m", "runner.run_dir=r", f"rollout.schedule={name}", *numbers]
-    (found,) = found_in(given)
+    (found,) = problems_of(given)
     assert found.startswith(f"rollout.schedule={name} contradicts ")
     assert f", of rollout.schedule={is_of};" in found
     assert all(number in found for number in numbers)
@@ -108,21 +108,21 @@ def test_check_says_it():
 PIPELINED = ["model.path=m", "runner.run_dir=r", "rollout.schedule=pipelined"]
 
 
-def pipelined(*overrides):
-    return found_in([*PIPELINED, *overrides])
+def pipelined_problems(*overrides):
+    return problems_of([*PIPELINED, *overrides])
 
 
 def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains():
-    assert pipelined(CORRECTED) == pipelined("rollout.max_lag=0") == []
-    (found,) = pipelined()
+    assert pipelined_problems(CORRECTED) == pipelined_problems("rollout.max_lag=0") == []
+    (found,) = pipelined_problems()
     assert "with rollout.schedule=pipelined tokens are up to rollout.max_lag=1 steps" in found
-    assert found_in([*PIPELINED[:2], CORRECTED, "rollout.max_lag=2"]) == pipelined(
+    assert problems_of([*PIPELINED[:2], CORRECTED, "rollout.max_lag=2"]) == pipelined_problems(
         CORRECTED, "rollout.max_lag=2"
     )
-    (found,) = pipelined(CORRECTED, "rollout.max_lag=2")
+    (found,) = pipelined_problems(CORRECTED, "rollout.max_lag=2")
     assert "rollout.max_lag=2: rollout.schedule=pipelined samples one step ahead" in found
     rules = ["algorithm.filter.keep=variance", "algorithm.filter.max_rounds=4"]
-    (found,) = pipelined(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
+    (found,) = pipelined_problems(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
     assert "would be trained two steps after" in found
     text = describe_training(load([*PIPELINED, CORRECTED]))
     assert "pipelined: engines sample the next step while the actor trains" in text
@@ -132,7 +132,7 @@ CONTINUOUS = ["model.path=m", "runner.run_dir=r", "rollout.schedule=continuous"]
 
 
 def continuous(*overrides):
-    return found_in([*CONTINUOUS, *overrides])
+    return problems_of([*CONTINUOUS, *overrides])
 
 
 def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare():
@@ -155,7 +155,7 @@ def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version():
     assert "use rollout.prefix_caching=true" in found
     (found,) = continuous("rollout.kv=keep", "rollout.max_lag=0")
     assert "use rollout.kv=recompute" in found
-    (found,) = pipelined(CORRECTED, "rollout.kv=keep")
+    (found,) = pipelined_problems(CORRECTED, "rollout.kv=keep")
     assert "rollout.kv=keep with rollout.schedule=pipelined" in found
     (found,) = problems(CORRECTED, BUDGET, "rollout.kv=keep")
     assert "rollout.kv=keep with rollout.schedule=carry_over" in found

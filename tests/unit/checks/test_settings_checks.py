@@ -461,7 +461,7 @@ def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(
 
 
 @pytest.fixture
-def closed(tmp_path: Path) -> Iterator[Path]:
+def closed_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder in which nothing can be made, for root too, whom modes do not stop."""
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o500)
@@ -509,9 +509,9 @@ def test_tensor_groups_wider_than_a_node(
     assert "groups of" not in other
 
 
-def test_a_run_dir_without_permission(refusal: Callable[..., str], closed: Path) -> None:
-    message = refusal(f"runner.run_dir={closed}/run")
-    assert f"runner.run_dir={closed}/run: " in message and "give another folder" in message
+def test_a_run_dir_without_permission(refusal: Callable[..., str], closed_folder: Path) -> None:
+    message = refusal(f"runner.run_dir={closed_folder}/run")
+    assert f"runner.run_dir={closed_folder}/run: " in message and "give another folder" in message
 
 
 def test_a_run_dir_that_is_a_file(refusal: Callable[..., str], make_data: MakeData) -> None:

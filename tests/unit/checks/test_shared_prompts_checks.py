@@ -33,17 +33,17 @@ def test_always_is_refused_where_auto_is_never(model, device, context_parallel, 
     config = Config()
     config.actor.context_parallel = context_parallel
 
-    def found(chosen, command="train"):
+    def problems(chosen, command="train"):
         config.actor.share_prompts = chosen
         return list(share_prompts(config, model, device, command))
 
-    messages = found(SharePrompts.always)
+    messages = problems(SharePrompts.always)
     assert len(messages) == (part is not None)
     for message in messages:
         assert message.startswith("actor.share_prompts=always: ") and str(part) in message
-    assert found(SharePrompts.always, "sft") == messages
-    assert not found(SharePrompts.always, "evaluate")
-    assert not found(SharePrompts.auto) and not found(SharePrompts.never)
+    assert problems(SharePrompts.always, "sft") == messages
+    assert not problems(SharePrompts.always, "evaluate")
+    assert not problems(SharePrompts.auto) and not problems(SharePrompts.never)
     for chosen, expected in ((SharePrompts.auto, part is None), (SharePrompts.never, False)):
         assert shares_prompts(chosen, model, device.value, context_parallel) is expected
 

@@ -219,10 +219,10 @@ def test_a_mirror_is_written_to_before_anything_starts(check, store, monkeypatch
     code, text = check(url, "runner.resume='memory://bucket/run'")
     assert code == 2 and "has no complete checkpoint" in text
 
-    def denied(self, path, value, **_):
+    def deny(self, path, value, **_):
         raise PermissionError("Access Denied")
 
-    monkeypatch.setattr(store, "pipe_file", denied)
+    monkeypatch.setattr(store, "pipe_file", deny)
     code, text = check(url)
     assert code == 2 and "Access Denied" in text and "credentials" in text
     code, text = check("runner.mirror_wait_s=5")

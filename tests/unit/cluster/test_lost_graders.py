@@ -79,7 +79,7 @@ def right(job):
     return Result({"verdict": job["gold"] == "1", "method": "sympy"}, 0.0)
 
 
-def lost(job):
+def lose(job):
     raise ray.exceptions.RayActorError
 
 
@@ -121,7 +121,7 @@ def odd(job):
     raise ValueError("cannot be pickled")
 
 
-@pytest.mark.parametrize("fault", [lost, odd])
+@pytest.mark.parametrize("fault", [lose, odd])
 def test_the_jobs_of_a_node_that_fails_go_elsewhere(nodes, workers_on, fault):
     nodes.does |= {"a": fault, "b": right}
     nodes.gone.add("c")
@@ -155,7 +155,7 @@ def test_the_end_comes_once_and_starts_no_ray(nodes, workers_on, monkeypatch):
 
 
 def test_after_the_last_node_the_driver_grades(nodes, workers_on):
-    nodes.does["a"] = lost
+    nodes.does["a"] = lose
     workers = workers_on("a")
     nodes.gone.add("a")
     assert verdicts(workers) == EXPECTED

@@ -60,15 +60,15 @@ class Run:
     def gradients(self, step):
         return {name: (100 * step + place) << 40 for place, name in enumerate(self.weights)}
 
-    def updated(self, step):
+    def update(self, step):
         for tensor in self.weights.values():
             tensor += 1
 
-    def dropped(self, step):
+    def dropped_groups(self, step):
         return {}
 
-    def trained(self, step):
-        return [one for one in self.groups(step) if one.problem.id not in self.dropped(step)]
+    def trained_groups(self, step):
+        return [one for one in self.groups(step) if one.problem.id not in self.dropped_groups(step)]
 
     def train_on(self, monitor, step, groups):
         """As the driver and the ranks do it."""
@@ -106,11 +106,11 @@ class Run:
             monitor.show_settings("", attempts.flat_settings(self.config))
             for step in range(first, last + 1):
                 groups = self.groups(step)
-                monitor.log_samples(step, groups, dropped=self.dropped(step))
-                self.train_on(monitor, step, self.trained(step))
+                monitor.log_samples(step, groups, dropped=self.dropped_groups(step))
+                self.train_on(monitor, step, self.trained_groups(step))
                 digest_start(monitor, self)
                 digest_gradient(monitor.digests, self.gradient(step), self.gradients(step))
-                self.updated(step)
+                self.update(step)
                 digest_weights(monitor, self)
                 monitor.log_step(step, {})
         return self

@@ -104,7 +104,7 @@ def command(problems, model, run_dir, *more):
 def answering(texts):
     """An evaluation in the place of engines: the same answers to each problem."""
 
-    def evaluated(config, name):
+    def evaluate_config(config, name):
         folder = evaluate.Path(config.runner.run_dir) / name / "samples"
         folder.mkdir(parents=True)
         (path,) = config.data.eval_paths
@@ -116,7 +116,7 @@ def answering(texts):
         (folder / "eval_000000.jsonl").write_text("".join(lines))
         return 0
 
-    return evaluated
+    return evaluate_config
 
 
 def test_sft_reads_the_file_with_the_printed_command(
@@ -161,10 +161,10 @@ def test_a_file_of_other_settings_does_not_stay(problems, model, tmp_path, monke
 
 
 def test_an_interruption_says_so_and_leaves_no_file(problems, model, tmp_path, monkeypatch):
-    def interrupted(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "run", interrupted)
+    monkeypatch.setattr(evaluate, "run", interrupt)
     assert main(command(problems, model, tmp_path / "run")) == 130
     assert not list(tmp_path.glob("run/sample/*.jsonl"))
 

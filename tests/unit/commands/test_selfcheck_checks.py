@@ -154,7 +154,7 @@ def test_gradient_norms_of_layouts_are_held_to_that_of_one_rank(tmp_path, record
 
 
 def test_a_step_without_a_gradient_fails(tmp_path, record, monkeypatch):
-    def trained(command, check):
+    def train(command, check):
         run = tmp_path / training.RUN
         for folder in ("checkpoints", "hf"):
             (run / folder / "some").mkdir(parents=True)
@@ -163,7 +163,7 @@ def test_a_step_without_a_gradient_fails(tmp_path, record, monkeypatch):
         (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(training.subprocess, "run", trained)
+    monkeypatch.setattr(training.subprocess, "run", train)
     monkeypatch.setattr(training, "settings_of", lambda *given: [])
     monkeypatch.setattr(training, "STEPS", 3)
     training.run(node(tmp_path, 0, device="cpu"), record)

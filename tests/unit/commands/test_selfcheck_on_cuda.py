@@ -126,15 +126,15 @@ def run(check, node, monkeypatch):
     ran = Ran(Outcome(), [], [], [])
 
     @contextlib.contextmanager
-    def started(config, record, name=""):
-        pool = made(config, trains=True)
+    def start(config, record, name=""):
+        pool = make_pool(config, trains=True)
         yield FakeActor(ran.layouts[-1].actor.world_size), pool
 
     @contextlib.contextmanager
     def started_engines(config, record, name):
-        yield made(config, trains=False)
+        yield make_pool(config, trains=False)
 
-    def made(config, trains):
+    def make_pool(config, trains):
         layout = resolve_layout(config, Device.cuda)
         pool = FakePool(config, layout, trains)
         ran.configs.append(config)
@@ -146,7 +146,7 @@ def run(check, node, monkeypatch):
         assert version == pool.weights_version + 1
         pool.weights_version = version
 
-    monkeypatch.setattr(parts, "start", started)
+    monkeypatch.setattr(parts, "start", start)
     monkeypatch.setattr(parts, "started_engines", started_engines)
     monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", sync_weights)
     for module in (alignment, checkpoint, throughput, weight_sync):

@@ -9,31 +9,31 @@ from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa
 pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
-def printed(capsys, *words):
+def output_of(capsys, *words):
     assert main(["settings", *words]) == 0
     return capsys.readouterr().out
 
 
 def test_a_setting_is_printed_with_type_range_default_and_meaning(capsys):
-    found = printed(capsys, "kl_coef")
+    found = output_of(capsys, "kl_coef")
     assert found.startswith("algorithm.kl_coef\n    number, at least 0; default 0.0\n    Coeff")
-    both = printed(capsys, "loss_options", "dual")
+    both = output_of(capsys, "loss_options", "dual")
     assert "algorithm.loss_options.dual_clip" in both
     assert "algorithm.loss_options.clip_high" not in both
-    one = printed(capsys, "loss_options.threshold")
+    one = output_of(capsys, "loss_options.threshold")
     assert "algorithm.loss_options.threshold  with algorithm.loss=dppo" in one
 
 
 def test_options_of_plugins_are_among_them(capsys):
     loss = f"plugins=[{EXAMPLES}/loss.py]"
-    found = printed(capsys, "log-ratio, in nats", loss)
+    found = output_of(capsys, "log-ratio, in nats", loss)
     assert found.startswith("algorithm.loss_options.limit  with algorithm.loss=soft_clip\n")
     assert "number, more than 0; default 0.3" in found
-    assert "algorithm.loss_options.limit=" in printed(capsys, "--keys", loss).splitlines()
+    assert "algorithm.loss_options.limit=" in output_of(capsys, "--keys", loss).splitlines()
 
 
 def test_keys_are_all_that_can_be_given(capsys):
-    keys = printed(capsys, "--keys").splitlines()
+    keys = output_of(capsys, "--keys").splitlines()
     assert len(keys) == len(set(keys))
     assert {f"{one.key}=" for one in settings() if "[]" not in one.key} <= set(keys)
 

@@ -96,12 +96,12 @@ def test_seed_engine_weights_and_end(tmp_path, capsys):
 
 def test_a_dropped_group_and_one_that_is_carried_over(tmp_path, capsys):
     class Filtered(Varied):
-        def dropped(self, step):
+        def dropped_groups(self, step):
             return {f"train.jsonl:{step}2": "equal_rewards"}
 
-        def trained(self, step):
-            kept = super().trained(step)
-            return kept[:1] if step == 1 else [*super().trained(step - 1)[1:], *kept]
+        def trained_groups(self, step):
+            kept = super().trained_groups(step)
+            return kept[:1] if step == 1 else [*super().trained_groups(step - 1)[1:], *kept]
 
     run = Filtered(tmp_path / "run").go(last=2)
     assert "the group: equal_rewards" in why(run.folder, "1/train.jsonl:12/0", capsys)

@@ -42,7 +42,7 @@ class ScaledOptions(Options):
 @pytest.fixture
 def new_loss():
     @policy_loss("scaled", ScaledOptions)
-    def scaled(inputs, given):
+    def scale_loss(inputs, given):
         return -given.scale * inputs.token_advantages() * inputs.zero_masked(inputs.log_probs), {}
 
     yield

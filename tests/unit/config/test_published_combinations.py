@@ -12,18 +12,18 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 METHODS = ("LUSPO", "ScaleRL", "decoupled PPO", "TIS-REINFORCE", "DPPO of prime-rl")
 
 
-def documented():
+def read_table():
     """Method to settings, from the rows of the page's table."""
     rows = re.findall(r"^\| \*\*(.+?)\*\*.*?\|.*?\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.M)
     return {name: settings.split() for name, settings in rows}
 
 
 def compose(method):
-    return load([*documented()[method], "model=tiny", "runner.run_dir=r"])
+    return load([*read_table()[method], "model=tiny", "runner.run_dir=r"])
 
 
 def test_the_page_has_them_all():
-    assert tuple(documented()) == METHODS
+    assert tuple(read_table()) == METHODS
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -20,12 +20,12 @@ def jsonl_text():
     return "".join(json.dumps(row) + "\n" for row in ROWS)
 
 
-def compressed(path):
+def compress(path):
     with pyarrow.output_stream(str(path), compression="detect") as out:
         out.write(jsonl_text().encode())
 
 
-def saved(path):
+def save_dataset(path):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list(ROWS).save_to_disk(str(path))
 
@@ -48,10 +48,10 @@ WRITERS = {
     "wrapped.json": lambda path: path.write_text(json.dumps({"version": 1, "data": ROWS})),
     "rows.parquet": parquet,
     "rows.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
-    "rows.jsonl.gz": compressed,
-    "rows.jsonl.zst": compressed,
+    "rows.jsonl.gz": compress,
+    "rows.jsonl.zst": compress,
     "rows.arrow": arrow,
-    "saved": saved,
+    "saved": save_dataset,
     "problems": file_per_problem,
 }
 

@@ -25,7 +25,7 @@ class Flash:
 
 
 @pytest.fixture
-def enabled(monkeypatch):
+def switch_calls(monkeypatch):
     """Calls of Megatron's switch; its kernels are Triton's, which needs a GPU."""
     calls = []
     kernels, utils = ModuleType(KERNELS), ModuleType(UTILS)
@@ -47,17 +47,17 @@ def enabled(monkeypatch):
     deterministic.fill_uninitialized_memory = before[1]
 
 
-def test_without_flash_attention_nothing_is_enabled(enabled):
+def test_without_flash_attention_nothing_is_enabled(switch_calls):
     with pytest.raises(UserError, match=r"precision\.batch_invariant.*2\.1\.1 to 2\.8\.3"):
         enable_batch_invariance()
-    assert not enabled and not torch.are_deterministic_algorithms_enabled()
+    assert not switch_calls and not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("version", ["is_installed", "v3_is_installed"])
-def test_kernels_and_a_deterministic_backward_pass(enabled, monkeypatch, version):
+def test_kernels_and_a_deterministic_backward_pass(switch_calls, monkeypatch, version):
     monkeypatch.setattr(Flash, version, True)
     enable_batch_invariance()
-    assert enabled == [True] and torch.are_deterministic_algorithms_enabled()
+    assert switch_calls == [True] and torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 

@@ -131,7 +131,7 @@ def result(text):
     return ToolResult("python", text, "ok")
 
 
-def encoded(tokenizer, text):
+def encode(tokenizer, text):
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -190,7 +190,7 @@ def check_trajectory(tokenizer, name, template, thinking):
     empty = "<think>\n\n</think>\n\n" if "qwen3" in name and "2507" not in name else ""
     said = f"<think>\n{thoughts}\n</think>\n\n" if thoughts else empty
     messages = [{"role": "user", "content": "What is 2 ** 10?"}]
-    tokens = encoded(tokenizer, made.render(messages))
+    tokens = encode(tokenizer, made.render(messages))
     for text in ("1024", "a\n\n[1, 2]"):
         before = tokenizer.decode(tokens)
         call = {"name": "python", "arguments": {"code": "2 ** 10"}}
@@ -200,10 +200,10 @@ def check_trajectory(tokenizer, name, template, thinking):
         assert whole.startswith(before)
         turn = whole[len(before) : max(whole.rfind(mark) + len(mark) for mark in ENDS)]
         assert "I ask." in turn or "llama" in name
-        tokens += encoded(tokenizer, turn)
+        tokens += encode(tokenizer, turn)
         tokens += made.suffix(turn, [result(text)]).token_ids
         messages.append({"role": "tool", "name": "python", "content": text})
-    assert tokens == encoded(tokenizer, made.render(messages))
+    assert tokens == encode(tokenizer, made.render(messages))
 
 
 def test_what_a_tool_returns_becomes_no_special_token(tokenizer):
@@ -225,7 +225,7 @@ def test_a_reply_is_a_message_of_the_user(tokenizer, name):
     question, answer = HISTORY[0], {"role": "assistant", "content": "I guess 3."}
     suffix = made.reply("I guess 3.", "Higher.\n")
     reply = {"role": "user", "content": "Higher."}
-    whole = encoded(tokenizer, made.render([question, answer, reply]))
+    whole = encode(tokenizer, made.render([question, answer, reply]))
     assert tuple(whole[-len(suffix.token_ids) :]) == suffix.token_ids
     assert text_of(tokenizer, suffix, slice(*suffix.observation)) == "Higher."
     both = chat(tokenizer, template, replies=True, parser="hermes")
@@ -361,7 +361,7 @@ def test_parsers_of_templates():
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama3", "gemma3"])
-def published(request, tmp_path_factory):
+def published_tokenizer(request, tmp_path_factory):
     """A published tokenizer with its template."""
     from transformers import AutoTokenizer
 
@@ -380,8 +380,8 @@ def published(request, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_published_tokenizers(published):
-    tokenizer, name = published
+def test_published_tokenizers(published_tokenizer):
+    tokenizer, name = published_tokenizer
     base = Fenced(tokenizer, [SCHEMA], 1000).suffix("```python\n1\n```", [result("é\n\n 42\n")])
     assert text_of(tokenizer, base) == "\n```output\né\n\n 42\n```\n"
     assert text_of(tokenizer, base, slice(*base.observation)) == "é\n\n 42"
@@ -391,7 +391,7 @@ def test_published_tokenizers(published):
         made = ChatFormat(tokenizer, tokenizer.chat_template, [], 100, replies=True)
         suffix = made.reply("", "Higher.")
         history = [HISTORY[0], {"role": "assistant", "content": "I guess 3."}]
-        whole = encoded(tokenizer, made.render([*history, {"role": "user", "content": "Higher."}]))
+        whole = encode(tokenizer, made.render([*history, {"role": "user", "content": "Higher."}]))
         assert tuple(whole[-len(suffix.token_ids) :]) == suffix.token_ids
         return
     # The package of Llama 3 has a template without tools.
@@ -409,7 +409,7 @@ def test_published_tokenizers(published):
         for text in ("1024", "[1, 2]", "x = 3\n", "é 😀", "a\n\nb", "Traceback:\n  1 / 0\n"):
             suffix = made.suffix("", [result(text)])
             tool = {"role": "tool", "name": "python", "content": text.rstrip("\n")}
-            whole = encoded(tokenizer, made.render([*HISTORY, tool]))
+            whole = encode(tokenizer, made.render([*HISTORY, tool]))
             assert whole[-len(suffix.token_ids) :] == list(suffix.token_ids), (key, text)
             first, last = suffix.observation
             assert 0 < first <= last < len(suffix.token_ids)

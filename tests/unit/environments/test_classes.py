@@ -204,11 +204,11 @@ def test_a_row_is_the_instances_own():
 
 
 def test_a_signal_while_an_environment_is_called_is_no_fault_of_it(monkeypatch):
-    def killed(*given):
+    def interrupt(*given):
         raise KeyboardInterrupt
 
     made = made_of(Counter)
-    monkeypatch.setattr(made.limits, "call", killed)
+    monkeypatch.setattr(made.limits, "call", interrupt)
     with pytest.raises(KeyboardInterrupt):
         made.opening(PROBLEM.columns)
 

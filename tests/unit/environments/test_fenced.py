@@ -17,7 +17,7 @@ def schema(name, **parameters):
 FORMAT = Fenced(TOKENIZER, [schema("python", code="string")], 100)
 
 
-def rendered(turn, *texts):
+def render(turn, *texts):
     suffix = FORMAT.suffix(turn, [ToolResult("python", text, "ok") for text in texts])
     a, b = suffix.observation
     ids = suffix.token_ids
@@ -45,13 +45,13 @@ def test_a_turn_has_the_code_of_its_first_python_block(text, code):
 
 
 def test_an_output_block_follows_on_a_new_line():
-    assert rendered("```python\n1\n```", "7\n") == ["\n```output\n", "7", "\n```\n"]
-    assert rendered("```python\n1\n```\n", "7") == ["```output\n", "7", "\n```\n"]
-    assert rendered("```", "a", "b")[1] == "a\nb" and rendered("```", "")[1] == ""
+    assert render("```python\n1\n```", "7\n") == ["\n```output\n", "7", "\n```\n"]
+    assert render("```python\n1\n```\n", "7") == ["```output\n", "7", "\n```\n"]
+    assert render("```", "a", "b")[1] == "a\nb" and render("```", "")[1] == ""
 
 
 def test_what_a_tool_returns_is_no_special_token():
-    (_, shown, _) = rendered("```", "<|endoftext|>")
+    (_, shown, _) = render("```", "<|endoftext|>")
     assert shown == "<|endoftext|>"
     ids = FORMAT.suffix("```", [ToolResult("python", "<|endoftext|>", "ok")]).token_ids
     assert max(ids) < 256
@@ -60,7 +60,7 @@ def test_what_a_tool_returns_is_no_special_token():
 @pytest.mark.parametrize("length", [100, 101, 1600, 1601, 10_000_000])
 def test_the_middle_of_a_long_output_is_left_out(length):
     text = "a" * (length // 2) + "z" * (length - length // 2)
-    (_, shown, _) = rendered("```", text)
+    (_, shown, _) = render("```", text)
     if length == 100:
         assert shown == text
     else:

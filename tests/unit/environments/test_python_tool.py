@@ -235,7 +235,7 @@ class Code(Letters):
 
 @warm_only
 def test_a_session_is_repeated_when_a_run_resumes_in_the_middle_of_a_response():
-    def answered(sample, code):
+    def answer(sample, code):
         """The sample after a turn that was answered by another process than the ones before."""
         tokens = [*sample.token_ids, *code.encode()] if sample else list(code.encode())
         segments = sample.segments if sample else (("model", 0),)
@@ -253,11 +253,11 @@ def test_a_session_is_repeated_when_a_run_resumes_in_the_middle_of_a_response():
             assert not tool._owners._between_calls, "free at the sample's end"
         return found, turn_format.seen
 
-    first, seen = answered(None, "x = 5")
+    first, seen = answer(None, "x = 5")
     assert seen == [""] and len(first.calls) == 1
-    second, seen = answered(first, "x += 1; print(x)")
+    second, seen = answer(first, "x += 1; print(x)")
     assert seen == ["6\n"]
-    assert answered(second, "x * 7")[1] == ["42\n"]
+    assert answer(second, "x * 7")[1] == ["42\n"]
 
 
 @warm_only

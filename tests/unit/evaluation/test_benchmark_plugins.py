@@ -49,10 +49,10 @@ def test_what_is_no_benchmark_is_named(own_plugins):  # noqa: F811
 
 
 def test_options_of_a_benchmark_are_typed(own_plugins, tmp_path):  # noqa: F811
-    def given(options, item=ITEM):
+    def load_options(options, item=ITEM):
         return load([*GIVEN, f"eval.benchmarks=[{{{item}, options: {{{options}}}}}]"])
 
-    few = given("largest: 3")
+    few = load_options("largest: 3")
     assert len(list(rows_of(benchmarks_of(few)[0]))) == 4
     # They stand in the saved settings, with those that were not given.
     save(few, tmp_path / "config.yaml")
@@ -69,6 +69,6 @@ def test_options_of_a_benchmark_are_typed(own_plugins, tmp_path):  # noqa: F811
         ("largest: 3", "name: aime24", "aime24 is no benchmark of a plug-in"),
     ):
         with pytest.raises(ConfigError, match=part):
-            given(options, item)
+            load_options(options, item)
     told = {setting.key: of for setting, of in known_settings()}
     assert told["eval.benchmarks[].options.largest"] == "with eval.benchmarks[].name=products"

@@ -18,7 +18,7 @@ from rlmath.evaluation.votes import Votes, count_votes
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
-def graded(index, answer, status, finish="stop"):
+def graded_sample(index, answer, status, finish="stop"):
     sample = Sample(
         "f:1",
         index,
@@ -36,7 +36,7 @@ def graded(index, answer, status, finish="stop"):
 
 def group(*samples):
     problem = Problem("f:1", "?", (1,), ("2",))
-    return Group(problem, tuple(graded(i, a, s) for i, (a, s) in enumerate(samples)))
+    return Group(problem, tuple(graded_sample(i, a, s) for i, (a, s) in enumerate(samples)))
 
 
 MIXED = group(
@@ -83,7 +83,7 @@ def test_tags_are_means_over_benchmarks():
 
 def test_a_journal_resumes_where_it_was_cut_off(tmp_path):
     path = tmp_path / "j.jsonl"
-    samples = [graded(i, None, "wrong").sample for i in range(3)]
+    samples = [graded_sample(i, None, "wrong").sample for i in range(3)]
     with Journal(path, {"of": 1}) as journal:
         assert list(journal.keep(samples[:2])) == samples[:2]
     with path.open("ab") as file:
@@ -125,15 +125,15 @@ def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path):
     )
     (benchmark,) = benchmarks_of(config)
 
-    def seen(answer="2"):
+    def about_answer(answer="2"):
         problem = Problem("f:1", "?", (1,), (answer,), columns={"n": 1})
         return about(config, HeldOut(benchmark, (problem,)))
 
-    first = seen()
-    assert seen() == first == json.loads(json.dumps(first))
-    assert seen("3") != first
+    first = about_answer()
+    assert about_answer() == first == json.loads(json.dumps(first))
+    assert about_answer("3") != first
     reward.write_text("def mine(completions): return []")
-    assert seen() != first
+    assert about_answer() != first
 
 
 def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):

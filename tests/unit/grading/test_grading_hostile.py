@@ -108,15 +108,15 @@ HOSTILE = [
 
 
 @pytest.fixture(scope="module")
-def hurried():
+def hurried_grader():
     with MathGrader(num_workers=2, timeout_s=0.7) as grader:
         yield grader
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:30]))
-def test_hostile_answers_end(text, hurried):
+def test_hostile_answers_end(text, hurried_grader):
     for response, gold in ((f"\\boxed{{{text}}}", "42"), (text, "42"), ("\\boxed{41}", text)):
-        grade = hurried.grade_one(response, gold)
+        grade = hurried_grader.grade_one(response, gold)
         assert grade.status in STATUSES
         assert not grade.correct or "boxed" not in response
     assert not Path("/tmp/owned").exists()
@@ -125,9 +125,9 @@ def test_hostile_answers_end(text, hurried):
 @pytest.mark.parametrize(
     "text", ["1/0", "0/0", "\\frac{0}{0}", "\\log_1 2", "\\tan\\frac{\\pi}{2}"]
 )
-def test_what_has_no_value_equals_nothing_else(text, hurried):
+def test_what_has_no_value_equals_nothing_else(text, hurried_grader):
     for other in (f"{text}+1", "42", "0", "\\infty", "\\frac{5}{0}"):
-        assert not hurried.grade_one(f"\\boxed{{{text}}}", other).correct
+        assert not hurried_grader.grade_one(f"\\boxed{{{text}}}", other).correct
 
 
 def _random_text(rng):

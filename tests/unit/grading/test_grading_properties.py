@@ -173,12 +173,12 @@ def test_what_real_problems_count_is_a_unit(data_dir):
 EACH = pytest.mark.parametrize("language", OTHERS, ids=lambda language: language.name)
 
 
-def _accepted(grader, gold, responses):
+def _accepts(grader, gold, responses):
     grades = grader.grade_batch(responses, [gold] * len(responses))
     return [one for one, grade in zip(responses, grades, strict=True) if grade.correct]
 
 
-def _spaced(language, first, second):
+def _join(language, first, second):
     return f"{first} {second}" if language.spaced else first + second
 
 
@@ -191,15 +191,15 @@ def test_all_languages_have_a_table():
 
 @EACH
 def test_word_before_box_that_changes_a_value_is_rejected(language, grader):
-    responses = [_spaced(language, word, r"\boxed{12}") for word in sorted(language.before)]
-    responses += [_spaced(language, word, r"$\boxed{12}$.") for word in sorted(language.before)]
-    assert _accepted(grader, "12", responses) == []
+    responses = [_join(language, word, r"\boxed{12}") for word in sorted(language.before)]
+    responses += [_join(language, word, r"$\boxed{12}$.") for word in sorted(language.before)]
+    assert _accepts(grader, "12", responses) == []
 
 
 @EACH
 def test_word_after_box_that_changes_a_value_is_rejected(language, grader):
-    responses = [_spaced(language, r"\boxed{12}", word) for word in sorted(language.after)]
-    assert _accepted(grader, "12", responses) == []
+    responses = [_join(language, r"\boxed{12}", word) for word in sorted(language.after)]
+    assert _accepts(grader, "12", responses) == []
 
 
 @EACH
@@ -207,15 +207,15 @@ def test_word_inside_box_that_changes_a_value_is_rejected(language, grader):
     words = [*sorted(language.after), *(f"{start}abc" for start in language.denying)]
     responses = [rf"\boxed{{12\text{{ {word}}}}}" for word in words]
     responses += [rf"\boxed{{12}} {start}abc" for start in language.denying]
-    assert _accepted(grader, "12", responses) == []
+    assert _accepts(grader, "12", responses) == []
 
 
 @EACH
 def test_units_counters_and_fillers_leave_a_value(language, grader):
-    responses = [_spaced(language, r"\boxed{12}", word) for word in sorted(language.units)]
+    responses = [_join(language, r"\boxed{12}", word) for word in sorted(language.units)]
     responses += [rf"\boxed{{12\text{{{word}}}}}" for word in sorted(language.units)]
-    responses += [_spaced(language, word, r"\boxed{12}") for word in sorted(language.fillers)]
-    assert sorted(set(responses) - set(_accepted(grader, "12", responses))) == []
+    responses += [_join(language, word, r"\boxed{12}") for word in sorted(language.fillers)]
+    assert sorted(set(responses) - set(_accepts(grader, "12", responses))) == []
 
 
 @EACH

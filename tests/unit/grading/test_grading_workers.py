@@ -218,10 +218,10 @@ def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one():
         busy_s = worker.cpu_times().user
         wait_for(lambda: worker.cpu_times().user > busy_s + 0.1)
         run.kill()
-    wait_for(lambda: ended(worker) and ended(server), timeout_s=2.0)
+    wait_for(lambda: has_ended(worker) and has_ended(server), timeout_s=2.0)
 
 
-def ended(process):
+def has_ended(process):
     """Whether it does nothing any more; whoever inherits it may take a while to take notice."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE

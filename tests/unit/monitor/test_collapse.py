@@ -109,7 +109,7 @@ def test_two_steps_are_not_three_and_a_second_streak_fires_again():
     assert [(alarm.onset, alarm.step) for alarm in found] == [(4, 6), (20, 22)]
 
 
-def evaluated(accuracies, entropy):
+def evaluated_lines(accuracies, entropy):
     """60 steps with an evaluation before the first and after each tenth; each ± 0.01."""
     lines = [{"step": step} for step in range(61)]
     for line in lines[1:]:
@@ -120,7 +120,9 @@ def evaluated(accuracies, entropy):
 
 
 def test_sharpening_without_learning_is_told_once_at_the_second_evaluation():
-    lines = evaluated([0.20, 0.21, 0.19, 0.20, 0.21, 0.20, 0.20], lambda step: 0.3 * 0.96**step)
+    lines = evaluated_lines(
+        [0.20, 0.21, 0.19, 0.20, 0.21, 0.20, 0.20], lambda step: 0.3 * 0.96**step
+    )
     # 0.96^25 = 0.36: after 30 steps the last five have less than half of the entropy of the first.
     (alarm,) = alarms_of(lines)
     assert (alarm.detector, alarm.onset, alarm.step) == ("sharpening", 30, 40)
@@ -143,7 +145,7 @@ def test_sharpening_without_learning_is_told_once_at_the_second_evaluation():
     ids=["accuracy rises", "entropy stays", "never twice in a row", "one evaluation"],
 )
 def test_no_sharpening_alarm_when(accuracies, entropy):
-    assert alarms_of(evaluated(accuracies, entropy)) == []
+    assert alarms_of(evaluated_lines(accuracies, entropy)) == []
 
 
 def test_a_resumed_run_sees_what_came_before():

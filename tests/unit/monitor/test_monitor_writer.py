@@ -134,7 +134,7 @@ def test_steps_rise_and_metrics_are_numbers(tmp_path):
 HOSTILE = "<script>alert(1)</script>\n# title\n\n* a & b\n```\n\n\t$x_1$ **c** [l](javascript:x)\n"
 
 
-def shown(text):
+def visible_text(text):
     """Text as TensorBoard's reader sees it: its HTML with the markup taken off."""
     page = markdown_to_safe_html(as_markdown_code(text))
     match = re.fullmatch(r"<pre><code>(.*)</code></pre>", page, re.DOTALL)
@@ -153,12 +153,12 @@ def test_texts_reach_tensorboard_as_data(tmp_path):
     }
     (event,) = events.Tensors("rollout/sample_0/text_summary")
     assert event.tensor_proto.string_val[0].decode() == as_markdown_code(HOSTILE)
-    assert shown(HOSTILE).expandtabs(4).strip() == HOSTILE.expandtabs(4).strip()
+    assert visible_text(HOSTILE).expandtabs(4).strip() == HOSTILE.expandtabs(4).strip()
 
 
 @given(st.text("<>&\"'`*_#-[]()!\\{}$|~=+1. ab\n", min_size=1).filter(str.strip))
 def test_no_markup_in_a_text_is_read(text):
-    assert shown(text).split() == text.split()
+    assert visible_text(text).split() == text.split()
 
 
 def test_the_settings_are_in_tensorboard_as_text_and_hparams(tmp_path):

@@ -40,10 +40,10 @@ class Client:
     def answer(self, name, named):
         return None
 
-    def named(self, name):
+    def keywords_of(self, name):
         return [named for called, _, named in self.calls if called == name]
 
-    def given(self, name):
+    def arguments_of(self, name):
         return [arguments for called, arguments, _ in self.calls if called == name]
 
 
@@ -78,7 +78,7 @@ class TrackioClient(Client):
         return self.run
 
 
-def installed(monkeypatch, name, client):
+def install(monkeypatch, name, client):
     monkeypatch.setitem(sys.modules, name, client)
     return client
 
@@ -96,18 +96,18 @@ def write(folder, name, last_step=None):
 def test_wandb(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    client = installed(monkeypatch, "wandb", Wandb())
+    client = install(monkeypatch, "wandb", Wandb())
     assert write(tmp_path, "wandb") == []
-    (begun,) = client.named("init")
+    (begun,) = client.keywords_of("init")
     assert begun["mode"] is None and begun["name"] == "mine" and begun["project"] == "project"
-    assert [one[0]["x"] for one in client.run.given("log")] == [2.0, 2.5]
-    assert [one[0]["step"] for one in client.run.given("log")] == [4, 5]
-    assert client.run.config.given("update") == [({"runner.seed": 3, "known": 1},)]
-    assert client.run.named("finish") == [{}]
+    assert [one[0]["x"] for one in client.run.arguments_of("log")] == [2.0, 2.5]
+    assert [one[0]["step"] for one in client.run.arguments_of("log")] == [4, 5]
+    assert client.run.config.arguments_of("update") == [({"runner.seed": 3, "known": 1},)]
+    assert client.run.keywords_of("finish") == [{}]
     # A run that resumes is the same one; one that starts over is another.
     write(tmp_path, "wandb", last_step=3)
     write(tmp_path, "wandb")
-    first, resumed, over = (one["id"] for one in client.named("init"))
+    first, resumed, over = (one["id"] for one in client.keywords_of("init"))
     assert first == resumed != over
 
 
@@ -116,10 +116,10 @@ def test_wandb_without_a_key_is_offline(monkeypatch, tmp_path):
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    client = installed(monkeypatch, "wandb", Wandb())
+    client = install(monkeypatch, "wandb", Wandb())
     assert not has_key()
     write(tmp_path / "run", "wandb")
-    assert client.named("init")[0]["mode"] == "offline"
+    assert client.keywords_of("init")[0]["mode"] == "offline"
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert has_key()
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
@@ -128,14 +128,16 @@ def test_wandb_without_a_key_is_offline(monkeypatch, tmp_path):
 
 def test_mlflow(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    client = installed(monkeypatch, "mlflow", Mlflow())
+    client = install(monkeypatch, "mlflow", Mlflow())
     entities = ModuleType("mlflow.entities")
     entities.Metric = lambda *values: values
     entities.Param = lambda *values: values
-    installed(monkeypatch, "mlflow.entities", entities)
+    install(monkeypatch, "mlflow.entities", entities)
     assert write(tmp_path, "mlflow") == []
-    assert client.named("MlflowClient") == [{"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"}]
-    parameters, *metrics = client.named("log_batch")
+    assert client.keywords_of("MlflowClient") == [
+        {"tracking_uri": f"sqlite:///{tmp_path / 'mlflow.db'}"}
+    ]
+    parameters, *metrics = client.keywords_of("log_batch")
     assert parameters["params"] == [("runner.seed", "3")]
     assert [one["metrics"][0][:2] + one["metrics"][0][3:] for one in metrics] == [
         ("x", 2.0, 4),
@@ -143,17 +145,19 @@ def test_mlflow(monkeypatch, tmp_path):
     ]
     assert all(len(one["metrics"]) == 1 for one in metrics)  # NaN is left out.
     write(tmp_path, "mlflow", last_step=3)
-    assert len(client.named("create_run")) == 1 and client.given("update_run") == [("r1",)]
+    assert len(client.keywords_of("create_run")) == 1 and client.arguments_of("update_run") == [
+        ("r1",)
+    ]
 
 
 def test_trackio(monkeypatch, tmp_path):
-    client = installed(monkeypatch, "trackio", TrackioClient())
+    client = install(monkeypatch, "trackio", TrackioClient())
     assert write(tmp_path, "trackio") == []
-    assert client.named("init")[0]["config"] == {"runner.seed": 3, "known": 1}
-    assert client.run.given("log") == [({"x": 2.0},), ({"x": 2.5},)]
-    assert client.run.named("log") == [{"step": 4}, {"step": 5}]
+    assert client.keywords_of("init")[0]["config"] == {"runner.seed": 3, "known": 1}
+    assert client.run.arguments_of("log") == [({"x": 2.0},), ({"x": 2.5},)]
+    assert client.run.keywords_of("log") == [{"step": 4}, {"step": 5}]
     write(tmp_path, "trackio", last_step=3)
-    assert [one["resume"] for one in client.named("init")] == ["never", "allow"]
+    assert [one["resume"] for one in client.keywords_of("init")] == ["never", "allow"]
 
 
 class SwanLabRun(Client):
@@ -187,18 +191,18 @@ def test_swanlab(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "login"))
     monkeypatch.chdir(tmp_path)
-    client = installed(monkeypatch, "swanlab", SwanLabClient())
+    client = install(monkeypatch, "swanlab", SwanLabClient())
     assert write(tmp_path / "run", "swanlab") == []
-    (begun,) = client.named("init")
+    (begun,) = client.keywords_of("init")
     # Without a key it would ask at the terminal.
     assert begun["mode"] == "offline" and begun["log_dir"] == str(tmp_path / "run" / "swanlog")
-    assert client.run.given("log") == [({"x": 2.0}, 4), ({"x": 2.5}, 5)]  # NaN is left out.
-    assert client.run.config.given("update") == [({"runner.seed": 3, "known": 1},)]
-    assert client.run.given("finish") == [("success",)]
+    assert client.run.arguments_of("log") == [({"x": 2.0}, 4), ({"x": 2.5}, 5)]  # NaN is left out.
+    assert client.run.config.arguments_of("update") == [({"runner.seed": 3, "known": 1},)]
+    assert client.run.arguments_of("finish") == [("success",)]
     monkeypatch.setenv("SWANLAB_API_KEY", "secret")
     write(tmp_path / "run", "swanlab", last_step=3)
     write(tmp_path / "run", "swanlab")
-    first, resumed, over = client.named("init")
+    first, resumed, over = client.keywords_of("init")
     assert resumed["mode"] is None and first["id"] == resumed["id"] != over["id"]
 
 
@@ -216,7 +220,7 @@ def test_a_client_that_fails_warns_once(method, monkeypatch, tmp_path):
         def fail(self, *_, **__):
             raise SystemExit("no network")
 
-    installed(monkeypatch, "wandb", Broken())
+    install(monkeypatch, "wandb", Broken())
     (said,) = write(tmp_path, "wandb")
     assert "runner.trackers: wandb failed" in said and "SystemExit: no network" in said
     assert [line["step"] for line in read_metrics(tmp_path)] == [4, 5]
@@ -231,7 +235,7 @@ def test_a_client_that_hangs_does_not_hold_up_the_run(monkeypatch, tmp_path):
             return super().answer(name, named)
 
     monkeypatch.setattr(fan_out, "CLOSE_S", 0.1)
-    installed(monkeypatch, "wandb", Hanging())
+    install(monkeypatch, "wandb", Hanging())
     try:
         began_s = time.monotonic()
         (said,) = write(tmp_path, "wandb")
@@ -251,7 +255,7 @@ def test_too_many_steps_that_wait_are_an_end(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fan_out, "_MOST_WAITING", 2)
     monkeypatch.setattr(fan_out, "CLOSE_S", 0.1)
-    installed(monkeypatch, "wandb", Slow())
+    install(monkeypatch, "wandb", Slow())
     try:
         (said,) = write(tmp_path, "wandb")
         assert "2 steps wait for it" in said
@@ -267,14 +271,14 @@ def test_tensorboard_that_cannot_write_stops_no_run(tmp_path):
 
 
 def test_the_settings_choose_the_trackers_and_name_the_run(monkeypatch, tmp_path, capsys):
-    client = installed(monkeypatch, "trackio", TrackioClient())
+    client = install(monkeypatch, "trackio", TrackioClient())
     run = tmp_path / "mine"
     runner = RunnerConfig(run_dir=str(run), trackers=["trackio"], tracker_project="math")
     for folder in (run, run / "sft_log"):
         with open_monitor(folder, runner, total_steps=1) as monitor:
             monitor.log_step(1, {"x": 1.0})
-    assert [one["name"] for one in client.named("init")] == ["mine", "mine/sft_log"]
-    assert {one["project"] for one in client.named("init")} == {"math"}
+    assert [one["name"] for one in client.keywords_of("init")] == ["mine", "mine/sft_log"]
+    assert {one["project"] for one in client.keywords_of("init")} == {"math"}
     assert not (run / "tensorboard").exists()
 
 

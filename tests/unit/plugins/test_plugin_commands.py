@@ -51,7 +51,7 @@ def test_a_plugin_of_a_checkpoints_run_is_imported(tmp_path):
         use_plugins_of_run(checkpoint)
 
 
-def graded(rows, capsys, *words):
+def statuses(rows, capsys, *words):
     assert main(["grade", str(rows), *words]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {one["layer"] for one in lines} <= {"verifier", "none"}
@@ -63,9 +63,9 @@ def test_grade_asks_the_verifier(tmp_path, capsys):
     rows, mine = tmp_path / "rows.jsonl", f"{EXAMPLES}/verifier.py:close_enough"
     texts = (r"so \boxed{1.4}", r"so \boxed{1.6}", "I do not know")
     rows.write_text("".join(json.dumps({"response": t, "gold": "1"}) + "\n" for t in texts))
-    assert graded(rows, capsys, "--verifier", mine) == ["wrong", "wrong", "no_answer"]
+    assert statuses(rows, capsys, "--verifier", mine) == ["wrong", "wrong", "no_answer"]
     half = ("--verifier", mine, "--verifier-option", "tolerance=0.5")
-    assert graded(rows, capsys, *half) == ["correct", "wrong", "no_answer"]
+    assert statuses(rows, capsys, *half) == ["correct", "wrong", "no_answer"]
     for words, part in {
         ("--verifier", f"{tmp_path}/gone.py:f"): "gone.py: no such file",
         ("--verifier", "close"): "'close' is not known; known are: ",

@@ -144,7 +144,7 @@ WRONG_LOSSES = {
 }
 
 
-def violated(kind, name):
+def violations(kind, name):
     (chosen,) = (one for one in KINDS if one.name == kind)
     return {one.invariant: one.text for one in chosen.check(name) if not one.holds}
 
@@ -152,7 +152,7 @@ def violated(kind, name):
 @pytest.mark.parametrize("invariant", WRONG_LOSSES)
 def test_a_wrong_loss_is_caught_by_name(invariant):
     policy_loss("wrong", Options)(WRONG_LOSSES[invariant])
-    found = violated("loss", "wrong")
+    found = violations("loss", "wrong")
     assert invariant in found
     if invariant != "metrics do not depend on the data":
         assert any(character.isdigit() for character in found[invariant]), found
@@ -160,12 +160,12 @@ def test_a_wrong_loss_is_caught_by_name(invariant):
 
 def test_a_gradient_that_masks_by_multiplication_is_caught():
     policy_loss("wrong", Options)(masked_gradient)
-    assert "nan planted" in violated("loss", "wrong")["masked tokens are not read"]
+    assert "nan planted" in violations("loss", "wrong")["masked tokens are not read"]
 
 
 def test_a_declared_stop_of_the_gradient_is_no_mistake():
     policy_loss("right", Options, LossTraits(stops_gradient=True))(detached_ratio)
-    assert violated("loss", "right") == {}
+    assert violations("loss", "right") == {}
 
 
 WRONG_ADVANTAGES = {
@@ -190,7 +190,7 @@ def test_a_wrong_advantage_is_caught_by_name(invariant):
         return WRONG_ADVANTAGES[invariant](rewards, group_ids)
 
     ADVANTAGES.register("wrong", traits=AdvantageTraits(within_groups=True))(wrong)
-    assert invariant in violated("advantage", "wrong")
+    assert invariant in violations("advantage", "wrong")
 
 
 WRONG_AGGREGATIONS = {
@@ -214,7 +214,7 @@ def test_a_wrong_aggregation_is_caught_by_name(invariant):
         return WRONG_AGGREGATIONS[invariant](counts)
 
     AGGREGATIONS.register("wrong", traits=AggregationTraits(Whole.sequences))(wrong)
-    assert invariant in violated("aggregation", "wrong")
+    assert invariant in violations("aggregation", "wrong")
 
 
 WRONG_ESTIMATORS = {
@@ -229,7 +229,7 @@ WRONG_ESTIMATORS = {
 @pytest.mark.parametrize("invariant", WRONG_ESTIMATORS)
 def test_a_wrong_kl_estimator_is_caught_by_name(invariant):
     KL_ESTIMATORS.register("wrong")(WRONG_ESTIMATORS[invariant])
-    assert invariant in violated("KL estimator", "wrong")
+    assert invariant in violations("KL estimator", "wrong")
 
 
 def of_masked(ratios):
@@ -252,7 +252,7 @@ def test_a_wrong_correction_is_caught_by_name(invariant):
         return WRONG_CORRECTIONS[invariant](ratios)
 
     CORRECTIONS.register("wrong")(wrong)
-    assert invariant in violated("mismatch correction", "wrong")
+    assert invariant in violations("mismatch correction", "wrong")
 
 
 class Stateful:
@@ -275,7 +275,7 @@ WRONG_FILTERS = {
 @pytest.mark.parametrize("invariant", WRONG_FILTERS)
 def test_a_wrong_group_filter_is_caught_by_name(invariant):
     GROUP_FILTERS.register("wrong", traits=FilterTraits(compares=True))(WRONG_FILTERS[invariant])
-    assert invariant in violated("group filter", "wrong")
+    assert invariant in violations("group filter", "wrong")
 
 
 class Forever(PassRates):
@@ -311,7 +311,7 @@ WRONG_CURRICULA = {
 @pytest.mark.parametrize("invariant", WRONG_CURRICULA)
 def test_a_wrong_curriculum_is_caught_by_name(invariant):
     CURRICULA.register("wrong")(lambda settings, _: WRONG_CURRICULA[invariant](settings))
-    assert invariant in violated("curriculum", "wrong")
+    assert invariant in violations("curriculum", "wrong")
 
 
 class Fragile:
@@ -331,7 +331,7 @@ class Fragile:
 
 def test_a_wrong_tracker_is_caught_by_name():
     TRACKERS.register("wrong")(Fragile)
-    found = violated("tracker", "wrong")
+    found = violations("tracker", "wrong")
     assert "cannot convert float" in found["takes settings, metrics that are not finite, and texts"]
     assert "a step without metrics is no error" in found
 
@@ -340,7 +340,7 @@ def test_a_wrong_tracker_is_caught_by_name():
             self.file.write("step\n" * (9 - step))
 
     TRACKERS.register("forgetful")(Forgetful)
-    assert list(violated("tracker", "forgetful")) == ["a resumed run keeps what was written"]
+    assert list(violations("tracker", "forgetful")) == ["a resumed run keeps what was written"]
 
 
 def test_the_command_says_which_part_and_invariant(tmp_path, capsys):

@@ -26,7 +26,7 @@ from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
-def violated(kind: str) -> dict[str, str]:
+def violations(kind: str) -> dict[str, str]:
     (chosen,) = (one for one in KINDS if one.name == kind)
     return {one.invariant: one.text for one in chosen.check("wrong") if not one.holds}
 
@@ -92,9 +92,9 @@ class Drawn(Rows):
 )
 def test_a_wrong_data_source_is_caught_by_name(source: Any, invariant: str) -> None:
     DATA_SOURCES.register("wrong")(Rows)
-    assert violated("data source") == {}
+    assert violations("data source") == {}
     DATA_SOURCES.register("wrong")(source)
-    found = violated("data source")
+    found = violations("data source")
     assert invariant in found
     if source is Late:
         assert "resumed after row 1, row 2 is {'prompt': '0+1='" in found[invariant]
@@ -114,9 +114,9 @@ COUNTER = itertools.count()
 )
 def test_a_wrong_benchmark_is_caught_by_name(rows: Any, invariant: str) -> None:
     BENCHMARKS.register("wrong")(lambda options: BENCHMARK)
-    assert violated("benchmark") == {}
+    assert violations("benchmark") == {}
     BENCHMARKS.register("wrong")(rows)
-    assert list(violated("benchmark")) == [invariant]
+    assert list(violations("benchmark")) == [invariant]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_a_wrong_benchmark_is_caught_by_name(rows: Any, invariant: str) -> None:
 )
 def test_a_wrong_verifier_is_caught_by_name(verifier: Any, invariant: str) -> None:
     VERIFIERS.register("wrong")(lambda answer, gold, options: answer == gold)
-    assert violated("verifier") == {}
+    assert violations("verifier") == {}
     VERIFIERS.register("wrong")(lambda answer, gold, options: verifier(answer, gold))
-    assert invariant in violated("verifier")
+    assert invariant in violations("verifier")
 
 
 REWARDS = {
@@ -197,9 +197,9 @@ class AsksRanks(StepCheck):
 def test_a_wrong_step_check_is_caught_by_name(check: Any, invariant: str) -> None:
     for right in (Nothing, AsksRanks):
         STEP_CHECKS.register("wrong")(right)
-        assert violated("step check") == {}
+        assert violations("step check") == {}
     STEP_CHECKS.register("wrong")(check)
-    assert list(violated("step check")) == [invariant]
+    assert list(violations("step check")) == [invariant]
 
 
 class Adds:
@@ -259,9 +259,9 @@ class Shared(Adds):
 )
 def test_a_wrong_environment_is_caught_by_name(environment: Any, invariant: str) -> None:
     ENVIRONMENTS.register("wrong")(Adds)
-    assert violated("environment") == {}
+    assert violations("environment") == {}
     ENVIRONMENTS.register("wrong")(environment)
-    assert invariant in violated("environment")
+    assert invariant in violations("environment")
 
 
 class Nowhere(SharedMemory):
@@ -288,23 +288,23 @@ class Shrinking(SharedMemory):
 )
 def test_a_wrong_transport_is_caught_by_name(transport: Any, invariant: str) -> None:
     TRANSPORTS.register("wrong")(transport)
-    assert list(violated("weight transport")) == [invariant]
+    assert list(violations("weight transport")) == [invariant]
 
 
 def test_a_wrong_family_is_caught_by_name() -> None:
     qwen2 = FAMILIES[0]
     other = dataclasses.replace(qwen2, architectures=("MineForCausalLM",))
     FAMILY_PLUGINS.register("wrong")(lambda: other)
-    assert violated("model family") == {}
+    assert violations("model family") == {}
     FAMILY_PLUGINS.register("wrong")(lambda: qwen2)
-    assert list(violated("model family")) == ["its architectures are its own"]
+    assert list(violations("model family")) == ["its architectures are its own"]
     twice = dataclasses.replace(other, entries=(*other.entries, other.entries[0]))
     FAMILY_PLUGINS.register("wrong")(lambda: twice)
-    assert list(violated("model family")) == ["each tensor has one place"]
+    assert list(violations("model family")) == ["each tensor has one place"]
     (entry, *rest) = other.entries
     tensor = dataclasses.replace(entry.hf[0], dims=("vocab", "hiden"))
     unknown = (dataclasses.replace(entry, hf=(tensor,)), *rest)
     FAMILY_PLUGINS.register("wrong")(lambda: dataclasses.replace(other, entries=unknown))
-    assert "hiden" in violated("model family")["sizes are known"]
+    assert "hiden" in violations("model family")["sizes are known"]
     FAMILY_PLUGINS.register("wrong")(lambda: {"entries": []})  # type: ignore[arg-type, return-value]
-    assert "it is a dict" in violated("model family")["result is a family with architectures"]
+    assert "it is a dict" in violations("model family")["result is a family with architectures"]

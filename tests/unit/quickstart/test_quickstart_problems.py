@@ -17,7 +17,7 @@ from rlmath.quickstart.run import for_machine
 COLUMN = re.compile(r"(\d+)([+-])(\d+)(?:[+-](1))?=(\d+)")
 
 
-def boxed(text):
+def boxed_number(text):
     return int(re.search(r"\\boxed\{(\d+)\}$", text).group(1))
 
 
@@ -30,7 +30,7 @@ def test_a_worked_example_ends_in_the_result():
     assert work_out(Exercise(83, "-", 47)) == "13-7=6, 8-4-1=3. \\boxed{36}"
     exercises = all_exercises()
     assert len(set(exercises)) == len(exercises) == 8100 + 4095
-    assert all(boxed(work_out(exercise)) == exercise.result for exercise in exercises)
+    assert all(boxed_number(work_out(exercise)) == exercise.result for exercise in exercises)
 
 
 def test_every_column_of_every_example_is_right_arithmetic_and_a_slip_is_off_by_ten():
@@ -43,7 +43,7 @@ def test_every_column_of_every_example_is_right_arithmetic_and_a_slip_is_off_by_
                 terms = int(right) + int(carry or 0)
                 assert int(value) == int(left) + (terms if operator == "+" else -terms), text
         cannot_slip = exercise.operator == "-" and (exercise.left // 10 == exercise.right // 10)
-        error = abs(boxed(work_out(exercise, slip=True)) - exercise.result)
+        error = abs(boxed_number(work_out(exercise, slip=True)) - exercise.result)
         assert error == (0 if cannot_slip else 10), exercise
 
 

@@ -31,7 +31,7 @@ def sample(number, index):
 
 
 @contextmanager
-def collected(*items, threads=1):
+def collect(*items, threads=1):
     with RewardMix.from_config(list(items)) as mix:
         collector = Collector(mix, threads)
         try:
@@ -56,7 +56,7 @@ def test_samples_share_calls_and_keep_their_own_values(needs_group):
             "name": "remote",
             "params": {"urls": server.url, "batch_size": 5, "needs_group": needs_group},
         }
-        with collected(item) as collector:
+        with collect(item) as collector:
             groups = collector.collect([problem(n) for n in range(6)], samples, 4).wait()
         sizes = sorted(len(request["query"]) for request in server.requests)
     assert rewards_of(groups) == WANTED
@@ -72,7 +72,7 @@ def test_one_thread_has_many_calls_in_flight():
 
     with serve(answer) as server:
         item = {"name": "remote", "params": {"urls": server.url, "batch_size": 1, "retries": 0}}
-        with collected(item) as collector:
+        with collect(item) as collector:
             samples = [sample(n, i) for n in range(6) for i in range(4)]
             grading = collector.collect([problem(n) for n in range(6)], samples, 4)
             assert rewards_of(grading.wait()) == WANTED
@@ -98,7 +98,7 @@ reward.needs_group = {needs_group}
 def test_coroutine_rewards_wait_side_by_side(tmp_path, needs_group, calls):
     file = tmp_path / f"coroutine_{needs_group}.py"
     file.write_text(COROUTINE.format(calls=calls, needs_group=needs_group))
-    with collected({"name": str(file)}) as collector:
+    with collect({"name": str(file)}) as collector:
         samples = [sample(n, i) for n in range(6) for i in range(4)]
         groups = collector.collect([problem(n) for n in range(6)], samples, 4).wait()
     assert rewards_of(groups) == WANTED
@@ -114,7 +114,7 @@ def test_a_coroutine_function_that_is_not_thread_safe_has_one_call_at_a_time(tmp
         "    return [float(alone)] * len(completions)\n"
         "reward.needs_group = False\nreward.thread_safe = False\n"
     )
-    with collected({"name": str(file)}, threads=4) as collector:
+    with collect({"name": str(file)}, threads=4) as collector:
         samples = [sample(0, i) for i in range(4)]
         (group,) = collector.collect([problem(0)], samples, 4).wait()
     assert rewards_of([group]) == [[1.0] * 4]
@@ -123,7 +123,7 @@ def test_a_coroutine_function_that_is_not_thread_safe_has_one_call_at_a_time(tmp
 def test_an_error_in_a_coroutine_is_the_groups(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("async def reward(completions, **kwargs):\n    return [1 / 0]\n")
-    with collected({"name": str(file)}) as collector:
+    with collect({"name": str(file)}) as collector:
         grading = collector.collect([problem(0)], [sample(0, 0)], 1)
         with pytest.raises(Exception, match=r"broken\.py:2"):
             grading.wait()

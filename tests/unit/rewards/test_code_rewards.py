@@ -24,7 +24,7 @@ def local():
     return get_provider("local", max_parallel=2)
 
 
-def fenced(code, language="python"):
+def fence(code, language="python"):
     return f"<think>\nhm\n</think>\nHere it is:\n```{language}\n{code}\n```\n"
 
 
@@ -59,7 +59,7 @@ def test_output_is_compared_in_full(printed, expected, same):
 @pytest.mark.parametrize(
     ("text", "language", "code"),
     [
-        (fenced("x = 1"), "python", "x = 1\n"),
+        (fence("x = 1"), "python", "x = 1\n"),
         ("```python\na\n```\n```python\nb\n```", "python", "b\n"),
         ("```py\na\n```", "python", "a\n"),
         ("```Python3\na\n```", "python", "a\n"),
@@ -80,9 +80,9 @@ def test_the_last_closed_block_after_the_reasoning_counts(text, language, code):
 def test_code(local):
     reward = get_reward("code", provider=local)
     half = "a, b = map(int, input().split())\nprint(3)"
-    texts = [fenced(ADD), fenced(half), "no program", fenced("1/0"), fenced("def f(:")]
+    texts = [fence(ADD), fence(half), "no program", fence("1/0"), fence("def f(:")]
     assert reward(texts, verification_info=[INFO] * 5) == [1.0, 0.5, 0.0, 0.0, 0.0]
-    chats = [[{"role": "assistant", "content": fenced(ADD)}]]
+    chats = [[{"role": "assistant", "content": fence(ADD)}]]
     assert reward(chats, verification_info=[json.dumps(INFO)]) == [1.0]
 
 
@@ -90,7 +90,7 @@ def test_code_that_prints_a_prefix_does_not_pass(local):
     reward = get_reward("code", provider=local)
     info = {"language": "python", "test_cases": [{"input": "", "output": "1\n2\n3\n"}]}
     texts = [
-        fenced(c)
+        fence(c)
         for c in (
             "pass",
             "print(1)",
@@ -112,7 +112,7 @@ def test_code_without_tests_cannot_be_scored(local):
         other,
         {"language": "cobol", "test_cases": TESTS},
     ]
-    texts = [fenced(ADD)] * 3 + [fenced("x", "cobol")]
+    texts = [fence(ADD)] * 3 + [fence("x", "cobol")]
     assert reward(texts, verification_info=infos) == [None] * 4
     assert reward.drain_metrics()["provider_errors"] == 1.0
     with pytest.raises(RewardSettingError, match="'verification_info' is missing"):
@@ -123,9 +123,9 @@ def test_code_without_tests_cannot_be_scored(local):
 
 def test_binary_code(local):
     reward = get_reward("binary_code", provider=local)
-    half = fenced("a, b = map(int, input().split())\nprint(3)")
+    half = fence("a, b = map(int, input().split())\nprint(3)")
     infos = [INFO, INFO, None]
-    assert reward([fenced(ADD), half, half], verification_info=infos) == [1.0, 0.0, None]
+    assert reward([fence(ADD), half, half], verification_info=infos) == [1.0, 0.0, None]
 
 
 class Broken(CodeProvider):
@@ -144,7 +144,7 @@ def test_a_provider_that_fails_is_none_and_not_zero():
     for name in ("code", "binary_code", "cf_code", "ioi_code"):
         with get_reward(name, provider=Broken()) as reward:
             language = "cpp" if name == "ioi_code" else "python"
-            assert reward([fenced("x", language)], **columns) == [None]
+            assert reward([fence("x", language)], **columns) == [None]
             assert reward.drain_metrics()["provider_errors"] == 1.0
 
 
@@ -154,9 +154,9 @@ def test_a_provider_that_fails_is_none_and_not_zero():
 )
 def test_cf_code(local, mode, right, half):
     reward = get_reward("cf_code", provider=local, scoring_mode=mode)
-    wrong = fenced("a, b = map(int, input().split())\nprint(3)")
+    wrong = fence("a, b = map(int, input().split())\nprint(3)")
     got = reward(
-        [fenced(ADD), wrong, "none", fenced(ADD)],
+        [fence(ADD), wrong, "none", fence(ADD)],
         official_tests=[TESTS[:1]] * 3 + [[]],
         generated_tests=[TESTS[1:]] * 3 + [None],
         language=["python"] * 4,
@@ -175,7 +175,7 @@ def test_cf_code_with_a_checker(local):
     reward = get_reward("cf_code", provider=local, scoring_mode="pass_fail")
     answers = ["print('b a')", "print('a c')", "open('correct_output.txt').read()"]
     got = reward(
-        [fenced(a) for a in answers],
+        [fence(a) for a in answers],
         official_tests=[[{"input": "", "output": "a b"}]] * 3,
         language=["python"] * 3,
         generated_checker=[checker] * 3,
@@ -188,7 +188,7 @@ def test_cf_code_with_files(local):
     reward = get_reward("cf_code", provider=local, scoring_mode="partial")
     tests = [{"input": "4", "output": "8"}]
     assert reward(
-        [fenced(source), fenced("print(8)")],
+        [fence(source), fence("print(8)")],
         official_tests=[tests] * 2,
         language=["python"] * 2,
         input_mode=["file"] * 2,
@@ -200,7 +200,7 @@ def test_cf_code_that_does_not_compile(local):
     reward = get_reward("cf_code", provider=local)
     good = "#include <iostream>\nint main(){int a,b;std::cin>>a>>b;std::cout<<a+b;}"
     got = reward(
-        [fenced(good, "cpp"), fenced("int main( {", "cpp")],
+        [fence(good, "cpp"), fence("int main( {", "cpp")],
         official_tests=[TESTS] * 2,
         language=["cpp"] * 2,
     )
@@ -217,7 +217,7 @@ def test_ioi_code(local):
     source = CHEAP + 'int main(){int a,b;scanf("%d%d",&a,&b);printf("%d",a>4?3:a+b);}'
     cases = [("1 2", "3"), ("5 6", "11"), ("1 1", "2")]
     got = reward(
-        [fenced(source, "cpp"), "none", fenced(source, "cpp")],
+        [fence(source, "cpp"), "none", fence(source, "cpp")],
         id=["sum"] * 3,
         test_cases=[cases, cases, []],
         time_limit=[1.0] * 3,
@@ -248,7 +248,7 @@ def test_ioi_code_with_the_problems_own_package(local):
     ]
     reward = get_reward("ioi_code", provider=local)
     got = reward(
-        [fenced(CHEAP + "int half(int x){return x < 10 ? x / 2 : 4;}", "cpp")],
+        [fence(CHEAP + "int half(int x){return x < 10 ? x / 2 : 4;}", "cpp")],
         id=["Half"],
         test_names=[["t1", "t2"]],
         test_cases=[{"t2": ("20", "10"), "t1": ("8", "4")}],
@@ -312,20 +312,20 @@ def test_code_over_piston(local):
     with serve(piston(local)) as server:
         settings = {"endpoints": server.url.removesuffix("/reward") + "/api/v2", "backoff_s": 0.01}
         reward = get_reward("code", provider="piston", provider_settings=settings, cpu_s=1)
-        texts = [fenced(ADD), fenced("print(3)"), fenced("1/0")]
+        texts = [fence(ADD), fence("print(3)"), fence("1/0")]
         assert reward(texts, verification_info=[INFO] * 3) == [1.0, 0.5, 0.0]
         once = {"language": "python", "test_cases": TESTS[:1]}
-        assert reward([fenced("while True: pass")], verification_info=[once]) == [0.0]
+        assert reward([fence("while True: pass")], verification_info=[once]) == [0.0]
         request = server.requests[0]
         assert (request["language"], request["version"]) == ("python", "*")
         assert request["files"][0]["name"] == "main.py" and request["stdin"] == "1 2\n"
         assert request["run_timeout"] == 5000 and request["run_memory_limit"] == 512 * 2**20
         cf = get_reward("cf_code", provider="piston", provider_settings=settings)
         if shutil.which("g++"):
-            bad = fenced("int main( {", "cpp")
+            bad = fence("int main( {", "cpp")
             assert cf([bad], official_tests=[TESTS], language=["cpp"]) == [-0.1]
         file_mode = cf(
-            [fenced(ADD)], official_tests=[TESTS], language=["python"], input_mode=["file"]
+            [fence(ADD)], official_tests=[TESTS], language=["python"], input_mode=["file"]
         )
         assert file_mode == [None], "Piston brings no files back"
 

@@ -12,7 +12,7 @@ from tests.support.samples import make_sample
 PROBLEM = Problem("p", "?", (1,), ("2",), {"environment_reward": 9.0})
 
 
-def graded(*given):
+def grade(*given):
     """Rewards of samples whose environment gave these."""
     names = {"environment": 2.0, "stop_properly": 1.0}
     items = [MixItem(get_reward(name), name, weight) for name, weight in names.items()]
@@ -26,7 +26,7 @@ def graded(*given):
 
 
 def test_the_environments_reward_is_an_item_of_the_sum():
-    found = graded((0.5, "stop"), (None, "length"), (1.0, "length"))
+    found = grade((0.5, "stop"), (None, "length"), (1.0, "length"))
     assert [one.rewards["environment"] for one in found] == [0.5, None, 1.0]
     assert [one.reward for one in found] == [1.0, -1.0, 1.0]
 
@@ -34,5 +34,5 @@ def test_the_environments_reward_is_an_item_of_the_sum():
 def test_samples_of_which_none_has_a_reward(monkeypatch):
     # A field of the data is not the environment's.
     monkeypatch.setitem(PROBLEM.columns, "environment_reward", 9.0)
-    found = graded((None, "stop"), (None, "length"))
+    found = grade((None, "stop"), (None, "length"))
     assert all(one.rewards["environment"] is None for one in found)

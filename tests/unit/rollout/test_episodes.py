@@ -15,7 +15,7 @@ from rlmath.rollout.episodes import awaiting
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
 from rlmath.rollout.journal import _unpack, frame
 from rlmath.types import Problem
-from tests.support.environments import Letters, Scripted, broken, make_episodes
+from tests.support.environments import Letters, Scripted, make_episodes, raise_broken
 from tests.support.samples import make_sample
 
 PROBLEM = Problem("p", "?", (1, 2), ("2",))
@@ -109,7 +109,7 @@ def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():
 
     def answer(turns):
         if len(turns) == 2 and fails and fails.pop():
-            return broken(turns)
+            return raise_broken(turns)
         return "seen"
 
     with playing(answer) as (episodes, environment):
@@ -126,7 +126,7 @@ def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():
 
 
 def test_a_sample_whose_environment_stays_broken_fails_and_carries_no_error_as_text():
-    with playing(broken) as (episodes, environment):
+    with playing(raise_broken) as (episodes, environment):
         _, sample = outcome(episodes, request(turn()))
         sample = episodes.finish(sample)
     assert sample.finish_reason == "failed" and "the sandbox is gone" in sample.failure
@@ -187,7 +187,7 @@ def test_a_sample_that_has_left_begins_no_other_episode():
 
     def answer(turns):
         gate.wait()
-        return broken(turns)
+        return raise_broken(turns)
 
     with playing(answer, wall_s=0.1) as (episodes, environment):
         _, sample = outcome(episodes, request(turn()))
@@ -225,17 +225,19 @@ def test_a_stateless_environment_is_asked_about_the_last_turn_alone():
     assert [(one.number, list(one.token_ids)) for one in environment.asked] == [(1, [3, 4, 5])]
 
 
-def truncated(tokens):
+def truncated_sample(tokens):
     return make_sample("p", 0, tokens, log_probs=-0.5, finish_reason="length")
 
 
 def test_a_sample_has_the_reward_of_its_environment_however_it_ends():
     with playing(lambda turns: "seen" if len(turns) < 3 else End(7.0)) as (episodes, environment):
-        assert not episodes.ends_turn(truncated(4)) and episodes.ends_turn(make_sample("p", 0, 4))
+        assert not episodes.ends_turn(truncated_sample(4)) and episodes.ends_turn(
+            make_sample("p", 0, 4)
+        )
         environment.gives_reward = True
-        assert episodes.ends_turn(truncated(4))
+        assert episodes.ends_turn(truncated_sample(4))
         # Truncated in its first turn, which the environment does not see.
-        _, sample = outcome(episodes, request(awaiting(truncated(4))))
+        _, sample = outcome(episodes, request(awaiting(truncated_sample(4))))
         sample = episodes.finish(sample)
         assert (sample.finish_reason, sample.environment_reward) == ("length", 0.0)
         assert sample.segments == (("model", 0),) and not environment.asked
@@ -267,7 +269,7 @@ def test_a_reward_that_fails_at_a_limit_is_asked_again():
         class Gives(float):
             def __bool__(self):
                 if fails and fails.pop():
-                    broken(None)
+                    raise_broken(None)
                 return True
 
         environment.gives_reward = Gives()
@@ -282,7 +284,7 @@ def test_a_sample_that_leaves_while_its_episode_begins_leaves_no_episode_behind(
         begin = environment.begin
         environment.begin = lambda *given: gate.wait() and begin(*given)
         environment.gives_reward = True
-        _, sample = outcome(episodes, request(awaiting(truncated(4))))
+        _, sample = outcome(episodes, request(awaiting(truncated_sample(4))))
         assert sample.finish_reason == "length" and environment.begun == 0
         gate.set()
         end = time.monotonic() + 10

@@ -49,7 +49,7 @@ def answer(of, length=5):
     )
 
 
-def written(journal, requests, weights="w"):
+def write_answers(journal, requests, weights="w"):
     with journal.step(3, weights) as step:
         for one in requests:
             step.keep(one, answer(one))
@@ -57,7 +57,7 @@ def written(journal, requests, weights="w"):
 
 def test_samples_come_back_bit_for_bit_and_once(journal):
     requests = [request(i) for i in range(20)]
-    written(journal, requests)
+    write_answers(journal, requests)
     with journal.step(3, "w") as step:
         for one in reversed(requests):
             assert step.find(one) == answer(one)
@@ -69,7 +69,7 @@ def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(journal,
     long = replace(answer(request()), token_ids=np.arange(9000, dtype=np.int32))
     long = replace(long, log_probs=-np.random.default_rng(0).random(9000, np.float32))
     continued = request(begun=long, budget_tokens=7)
-    written(journal, [continued])
+    write_answers(journal, [continued])
     assert (tmp_path / FOLDER / "step_000003.bin").stat().st_size < 1000
     moved = replace(long, log_probs=long.log_probs * 2)
     with journal.step(3, "w") as step:
@@ -79,13 +79,13 @@ def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(journal,
 
 
 def test_routes_are_kept_with_the_tokens_that_they_are_of(journal, tmp_path):
-    def routed(sample, count):
+    def with_routes(sample, count):
         routes = np.random.default_rng(1).integers(0, 256, (count, 3, 2)).astype(np.uint8)
         return replace(sample, routes=routes)
 
     one = request(0)
-    continued = request(1, begun=routed(answer(request(1)), 7))
-    found = {0: routed(answer(one), 7), 1: routed(answer(continued), 12)}
+    continued = request(1, begun=with_routes(answer(request(1)), 7))
+    found = {0: with_routes(answer(one), 7), 1: with_routes(answer(continued), 12)}
     with journal.step(3, "w") as step:
         step.keep(one, found[0])
         step.keep(continued, found[1])
@@ -116,7 +116,7 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(journal, tmp_path):
     ids=lambda change: next(iter(change)),
 )
 def test_another_request_finds_nothing(journal, change):
-    written(journal, [request()])
+    write_answers(journal, [request()])
     with journal.step(3, "w") as step:
         assert step.find(request(**change)) is None
         assert step.find(request()) is not None
@@ -136,7 +136,7 @@ def test_what_was_cut_before_its_first_token_is_not_kept(journal):
 
 
 def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal):
-    written(journal, [request()])
+    write_answers(journal, [request()])
     for weights in ("other", None):
         with journal.step(3, weights) as step:
             assert step.find(request()) is None
@@ -147,7 +147,7 @@ def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal):
 @pytest.mark.parametrize("seed", range(12))
 def test_a_file_that_ends_anywhere_or_is_damaged_gives_what_is_whole(journal, tmp_path, seed):
     requests = [request(i) for i in range(8)]
-    written(journal, requests)
+    write_answers(journal, requests)
     path = tmp_path / FOLDER / "step_000003.bin"
     data, draw = bytearray(path.read_bytes()), random.Random(seed)
     if seed % 2:
@@ -179,7 +179,7 @@ def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path
     assert [path.name for path in folder.iterdir()] == ["step_000005.bin"]
     made.close()
     off = SampleJournal(tmp_path / "none", keep_gib=0)
-    written(off, [request()])
+    write_answers(off, [request()])
     off.close()
     assert not (tmp_path / "none").exists()
 
@@ -198,7 +198,7 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(tmp_path, monkeypatc
     looked = []
     stat = Path.stat
 
-    def counted(path, **given):
+    def count_stat(path, **given):
         if path.name.startswith("step_"):
             looked.append(path.name)
         return stat(path, **given)
@@ -208,7 +208,7 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(tmp_path, monkeypatc
             step.keep(request(0), answer(request(0)))
     size = sum(one.stat().st_size for one in (tmp_path / FOLDER).iterdir())
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "stat", counted)
+        patch.setattr(Path, "stat", count_stat)
         made._limit(tmp_path / FOLDER / "step_000007.bin")
     assert {one.split(".")[0] for one in looked} == {"step_000006"}
     # And what it counted is what there is.
@@ -219,7 +219,7 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(tmp_path, monkeypatc
 
 
 def test_samples_that_failed_the_gate_are_not_found_again(journal):
-    written(journal, [request()])
+    write_answers(journal, [request()])
     run = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
     monitor = None
     source = GroupSource(run, cast(Any, SimpleNamespace(journal=journal)), monitor)
@@ -235,7 +235,7 @@ def test_samples_that_failed_the_gate_are_not_found_again(journal):
 
 def test_a_generation_asks_engines_only_for_what_is_missing(journal):
     requests = [request(i) for i in range(12)]
-    written(journal, requests[:5])
+    write_answers(journal, requests[:5])
     pool = VirtualPool(2, lambda _: 50)
     asked = []
 
@@ -261,7 +261,7 @@ def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path):
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
     log = SimpleNamespace(digest_log=SimpleNamespace(weights_after=lambda _: "weights"))
 
-    def found(*overrides):
+    def digest_of(*overrides):
         layout = SimpleNamespace(engine_tensor_parallel=1, device=Device.cpu)
         run = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
         return weights_digest(run, log, version=3)
@@ -272,6 +272,6 @@ def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path):
         "rollout.kv_cache_dtype=fp8",
         "actor.lora.rank=8",
     ]
-    assert found("runner.steps=7") == found("model.dtype=bfloat16", "runner.steps=8")
-    digests = [found(), *(found(one) for one in others)]
+    assert digest_of("runner.steps=7") == digest_of("model.dtype=bfloat16", "runner.steps=8")
+    digests = [digest_of(), *(digest_of(one) for one in others)]
     assert None not in digests and len(set(digests)) == len(digests)

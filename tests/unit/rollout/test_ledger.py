@@ -35,7 +35,7 @@ def two_steps(folder, collector):
     return folder / LEDGER_FILE, through_a_checkpoint(sampler, folder)
 
 
-def resumed(path, state, after_step=2):
+def resume(path, state, after_step=2):
     sampler = sampler_of(*SETTINGS, ledger=Ledger(path, after_step))
     sampler.load_state_dict(state)
     return sampler
@@ -44,7 +44,7 @@ def resumed(path, state, after_step=2):
 def test_a_run_resumes_without_the_ledgers_last_lines(collector, tmp_path, capsys):
     path, state = two_steps(tmp_path, collector)
     whole = path.read_bytes()
-    straight = resumed(path, state)
+    straight = resume(path, state)
     expected = [anywhere(sample(straight, step, collector)) for step in (3, 4)]
     assert not capsys.readouterr().err
     ends = [at + 1 for at, byte in enumerate(whole) if byte == ord("\n")]
@@ -52,17 +52,17 @@ def test_a_run_resumes_without_the_ledgers_last_lines(collector, tmp_path, capsy
     for end in (0, ends[0], ends[len(ends) // 3], ends[-9], ends[-2], ends[-1] - 20):
         for rest in (b"", bytes(100)):  # A crash leaves zeros where data did not reach the disk.
             path.write_bytes(whole[:end] + rest)
-            sampler = resumed(path, state)
+            sampler = resume(path, state)
             assert f"of the {state['ledger_events']} that the checkpoint" in capsys.readouterr().err
             assert [anywhere(sample(sampler, step, collector)) for step in (3, 4)] == expected
             # It is a ledger like any other from then on.
             assert Ledger(path, 4).balance == sampler.ledger.balance
             lost += sampler.ledger.balance.ended[Event.lost]
-            resumed(path, through_a_checkpoint(sampler, tmp_path), 4)
+            resume(path, through_a_checkpoint(sampler, tmp_path), 4)
             assert not capsys.readouterr().err
     assert lost
     path.unlink()
-    resumed(path, state)
+    resume(path, state)
     assert "it has 0 events" in capsys.readouterr().err
 
 
@@ -70,7 +70,7 @@ def test_a_group_that_is_missing_in_a_complete_ledger_is_an_error(collector, tmp
     path, state = two_steps(tmp_path, collector)
     lost = state["live"].pop()["ordinal"]
     with pytest.raises(LedgerError, match=rf"lost: \[{lost}\]"):
-        resumed(path, state)
+        resume(path, state)
 
 
 def test_a_new_run_counts_on_nothing_of_an_earlier_one(collector, tmp_path, capsys):
@@ -79,9 +79,9 @@ def test_a_new_run_counts_on_nothing_of_an_earlier_one(collector, tmp_path, caps
     (tmp_path / "other").mkdir()
     _, state = two_steps(tmp_path / "other", collector)
     path = tmp_path / LEDGER_FILE
-    held = resumed(path, state, 0).ledger.balance.live
+    held = resume(path, state, 0).ledger.balance.live
     assert held and {event["step"] for event in events(path)} == {0}
-    again = resumed(path, state, 0)
+    again = resume(path, state, 0)
     assert again.ledger.balance.live == held == {event["group"] for event in events(path)}
     sample(again, 3, collector)
     new = sampler_of(*SETTINGS, ledger=Ledger(path, 0))
@@ -97,7 +97,7 @@ def test_a_ledger_of_other_groups_is_void(collector, tmp_path, capsys):
     admitted = [{"event": Event.admitted, "group": one, "problem": "d:0"} for one in range(90)]
     other.write(1, [*admitted, *({"event": Event.trained, "group": one} for one in range(90))])
     state["ledger_events"] = 1000
-    sampler = resumed(path, state)
+    sampler = resume(path, state)
     sample(sampler, 3, collector)
     assert Ledger(path, 3).balance == sampler.ledger.balance
     assert "it has 180 events of the 1000" in capsys.readouterr().err

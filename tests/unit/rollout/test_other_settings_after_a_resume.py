@@ -26,7 +26,7 @@ from tests.unit.rollout import test_continuous as continuous
 CARRY_OVER = ("rollout.schedule=carry_over", "rollout.cut_after_tokens=4")
 
 
-def carried_over(steps, collector, folder, *settings):
+def run_with_carry_over(steps, collector, folder, *settings):
     """A run that leaves groups unfinished in each step, and its checkpoint."""
     sampler = sampler_of(*CARRY_OVER, *settings, ledger=Ledger(folder / LEDGER_FILE))
     for step in range(1, steps + 1):
@@ -38,7 +38,7 @@ def sample(sampler, step, collector):
     return fake_engines.sample(sampler, step, collector, step, spread=1.0)[0]
 
 
-def resumed(state, step, folder, *settings):
+def resume(state, step, folder, *settings):
     sampler = sampler_of(*settings, ledger=Ledger(folder / LEDGER_FILE, step))
     sampler.load_state_dict(state)
     return sampler
@@ -54,11 +54,11 @@ def sizes(sampled):
 
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_groups_keep_the_size_that_they_were_admitted_with(group_size, collector, tmp_path):
-    before, state = carried_over(2, collector, tmp_path)
+    before, state = run_with_carry_over(2, collector, tmp_path)
     left = len(before._live)
     assert left >= 4
     size = f"algorithm.group_size={group_size}"
-    sampler = resumed(state, 2, tmp_path, *CARRY_OVER, size)
+    sampler = resume(state, 2, tmp_path, *CARRY_OVER, size)
     found = [one for step in range(3, 8) for one in sizes(sample(sampler, step, collector))]
     kept = len(state["carried_over"])
     assert found == [2] * (left + kept) + [group_size] * (20 - left - kept)
@@ -67,7 +67,7 @@ def test_groups_keep_the_size_that_they_were_admitted_with(group_size, collector
 def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(collector, tmp_path):
     """Another template, tokenizer or text of a row: what was begun is continued and trained on
     behind the prompt that the engine had."""
-    before, state = carried_over(2, collector, tmp_path)
+    before, state = run_with_carry_over(2, collector, tmp_path)
     begun = set(before._live) | {ordinal for ordinal, _ in state["carried_over"]}
     assert before._live
     sampler = sampler_of(*CARRY_OVER, ledger=Ledger(tmp_path / LEDGER_FILE, 2))
@@ -131,10 +131,10 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
     ],
 )
 def test_groups_are_trained_that_may_not_wait_as_long_as_before(settings, collector, tmp_path):
-    before, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
+    before, state = run_with_carry_over(5, collector, tmp_path, "rollout.max_lag=4")
     old = sorted(before._live.keys() | before._kept_since.keys())
     assert len(old) >= 12
-    sampler = resumed(state, 5, tmp_path, *settings)
+    sampler = resume(state, 5, tmp_path, *settings)
     per_step = sampler._config.algorithm.prompts_per_step
     trained = []
     for step in range(6, 16):
@@ -144,7 +144,7 @@ def test_groups_are_trained_that_may_not_wait_as_long_as_before(settings, collec
         trained += [one for one in waited if one not in left]
         if step in (7, 9):  # Once more, with the same settings.
             state = through_a_checkpoint(sampler, tmp_path)
-            sampler = resumed(state, step, tmp_path, *settings)
+            sampler = resume(state, step, tmp_path, *settings)
     assert set(old) <= set(trained)
 
 
@@ -153,14 +153,14 @@ def test_groups_are_trained_that_may_not_wait_as_long_as_before(settings, collec
 )
 def test_a_group_that_was_whole_and_not_graded_is_graded(settings, collector, tmp_path):
     """As ``continuous`` leaves them in a checkpoint while its grades are running."""
-    before, _ = carried_over(2, collector, tmp_path, "rollout.max_lag=4")
+    before, _ = run_with_carry_over(2, collector, tmp_path, "rollout.max_lag=4")
     engines = Engines(2, 2, spread=1.0)
     for group in before._live.values():
         for request in group.take_cut(None):
             group.add(engines._answer(replace(request, budget_tokens=None)))
     whole = sorted(before._live)
     assert whole and all(group.is_complete for group in before._live.values())
-    sampler = resumed(through_a_checkpoint(before, tmp_path), 2, tmp_path, *settings)
+    sampler = resume(through_a_checkpoint(before, tmp_path), 2, tmp_path, *settings)
     for step in range(3, 12):
         sample(sampler, step, collector)
     assert not set(whole) & (sampler._live.keys() | sampler._kept_since.keys())
@@ -168,8 +168,8 @@ def test_a_group_that_was_whole_and_not_graded_is_graded(settings, collector, tm
 
 def test_a_group_that_waits_longer_than_it_may_is_a_defect(collector, tmp_path):
     """Also one that was given more steps for its age."""
-    _, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
-    sampler = resumed(state, 5, tmp_path, *CARRY_OVER, "rollout.max_lag=1")
+    _, state = run_with_carry_over(5, collector, tmp_path, "rollout.max_lag=4")
+    sampler = resume(state, 5, tmp_path, *CARRY_OVER, "rollout.max_lag=1")
     sample(sampler, 6, collector)
     last = max(sampler._last_steps.values())
     assert last == 9
@@ -202,7 +202,7 @@ def open_round(sampler, step, collector, early):
 def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_starts(
     collector, tmp_path
 ):
-    before, state = carried_over(2, collector, tmp_path)
+    before, state = run_with_carry_over(2, collector, tmp_path)
     assert before._live
 
     def settings(tokens):
@@ -231,7 +231,7 @@ def test_a_step_that_has_some_groups_already_samples_the_others(settings, collec
         open_round(before, step, collector, early=3)
     state = through_a_checkpoint(before, tmp_path)
     assert len(state["carried_over"]) == 3 and state["round"]["step"] == 4
-    sampler = resumed(state, 3, tmp_path, *settings)
+    sampler = resume(state, 3, tmp_path, *settings)
     assert sampler.round is not None and not sampler.is_sampled
     early = {group.problem.id for group in sampler.round.finished.values()}
     assert early

@@ -166,13 +166,15 @@ def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(monkeypatch):
     """The watchdog, SIGTERM or Ctrl-C ends the step; what samples ahead waits for a grade."""
     hang, hangs = threading.Event(), threading.Event()
 
-    def stuck(completions, **_):
+    def never_return(completions, **_):
         if hang.is_set():
             hangs.set()
             threading.Event().wait()
         return [1.0] * len(completions)
 
-    with RewardMix([MixItem(FunctionReward(stuck, "stuck"), "stuck")], answer_grader=None) as mix:
+    with RewardMix(
+        [MixItem(FunctionReward(never_return, "stuck"), "stuck")], answer_grader=None
+    ) as mix:
         collector = Collector(mix)
         gate = threading.Event()
         parts = Parts(collector, Pool(gate), monkeypatch)

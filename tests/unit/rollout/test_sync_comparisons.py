@@ -25,7 +25,7 @@ from rlmath.weights.slices import Rotation, WeightSlice, fingerprint_in
 SHAPES = {f"layers.{i}.down_proj.weight": (8, 64) for i in range(20)} | {"norm.weight": (8,)}
 
 
-def compared(every, *, step_s, cost_s, syncs=120):
+def compared_syncs(every, *, step_s, cost_s, syncs=120):
     """The syncs after which a run without slices compares, counted from 1."""
     pool = SimpleNamespace(verified_syncs=0)
     verification, found, now_s = Verification(every), [], 0.0
@@ -40,9 +40,9 @@ def compared(every, *, step_s, cost_s, syncs=120):
 
 
 def test_a_given_interval_starts_after_the_first_three():
-    assert compared(40, step_s=1.0, cost_s=9.0) == [1, 2, 3, 43, 83]
-    assert compared(1, step_s=1.0, cost_s=9.0, syncs=5) == [1, 2, 3, 4, 5]
-    assert compared(0, step_s=1.0, cost_s=0.0) == []
+    assert compared_syncs(40, step_s=1.0, cost_s=9.0) == [1, 2, 3, 43, 83]
+    assert compared_syncs(1, step_s=1.0, cost_s=9.0, syncs=5) == [1, 2, 3, 4, 5]
+    assert compared_syncs(0, step_s=1.0, cost_s=0.0) == []
 
 
 def test_engines_that_start_again_are_compared_three_times_again():

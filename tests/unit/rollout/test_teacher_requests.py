@@ -84,7 +84,7 @@ def score(teacher, count):
         teacher.close()
 
 
-def wanted(one):
+def expected_log_probs(one):
     prompt = len(one.prompt_token_ids)
     return [log_prob(prompt + i, t) for i, t in enumerate(one.sample.token_ids.tolist())]
 
@@ -94,7 +94,7 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server):
     found = score(teacher(server, connections=4), 5)
     for one, log_probs in zip(given, found, strict=True):
         assert log_probs.dtype == np.float32
-        assert log_probs.tolist() == pytest.approx(wanted(one))
+        assert log_probs.tolist() == pytest.approx(expected_log_probs(one))
     (first,) = (body for body in server.requests if body["prompt"] == [7, 0, 1])
     assert first == {
         "model": "teacher",
@@ -118,7 +118,7 @@ def test_a_run_asks_the_server_of_its_settings(server):
     found = server_teacher(config)
     found.probe()
     assert found.submit(sequences(1)[0]).result(5).tolist() == pytest.approx(
-        wanted(sequences(1)[0])
+        expected_log_probs(sequences(1)[0])
     )
     assert server.requests[0]["model"] == "teacher"
     found.close()
@@ -136,7 +136,7 @@ def test_what_may_pass_is_tried_again(server, trouble):
     server.plan = [trouble, trouble]
     given = sequences(1)
     (found,) = score(teacher(server, timeout_s=0.3), 1)
-    assert found.tolist() == pytest.approx(wanted(given[0]))
+    assert found.tolist() == pytest.approx(expected_log_probs(given[0]))
     assert len(server.requests) == 3
 
 
@@ -204,9 +204,9 @@ def test_a_group_is_scored_once_and_when_it_is_sampled(server):
     # The second was sampled before this start of the run; the third is left to the next step.
     found = scores.take([first, second])
     assert [one.tolist() for one in found] == [
-        pytest.approx(wanted(one)) for one in sequences(3)[:2]
+        pytest.approx(expected_log_probs(one)) for one in sequences(3)[:2]
     ]
-    assert scores.take([third])[0].tolist() == pytest.approx(wanted(sequences(3)[2]))
+    assert scores.take([third])[0].tolist() == pytest.approx(expected_log_probs(sequences(3)[2]))
     assert len(server.requests) == 3
     scores.teacher.close()
 

@@ -13,7 +13,7 @@ from rlmath.environments.base import End
 from rlmath.rollout import episodes as module
 from rlmath.rollout.episodes import EnvironmentFailed
 from rlmath.types import Problem
-from tests.support.environments import Letters, Scripted, broken, make_episodes
+from tests.support.environments import Letters, Scripted, make_episodes, raise_broken
 
 TURN, SEEN = 5, (1, 2, 3)
 
@@ -144,12 +144,12 @@ def test_one_failed_sample_is_allowed_and_more_than_a_twentieth_are_not():
 
     def answer(so_far, most=3 * 2):
         with failing:
-            return broken(so_far) if next(fails) < most else End()
+            return raise_broken(so_far) if next(fails) < most else End()
 
     with playing(answer, parallel=1) as (pool, _):
         found = list(pool.begin(requests(60)).samples(None))
         assert Counter(s.finish_reason for s in found) == {"failed": 2, "stop": 58}
-    with playing(broken) as (pool, _):
+    with playing(raise_broken) as (pool, _):
         with pytest.raises(EnvironmentFailed, match=r"4 of 60 samples failed.*sandbox is gone"):
             list(pool.begin(requests(60)).samples(None))
         with pytest.raises(EnvironmentFailed, match="2 of 2 samples failed"):
@@ -157,7 +157,7 @@ def test_one_failed_sample_is_allowed_and_more_than_a_twentieth_are_not():
 
 
 def test_requests_without_a_problem_never_meet_the_environment():
-    with playing(broken) as (pool, environment):
+    with playing(raise_broken) as (pool, environment):
         plain = [replace(one, problem=None) for one in requests(5)]
         assert {s.finish_reason for s in pool.begin(plain).samples(None)} == {"stop"}
     assert not environment.asked

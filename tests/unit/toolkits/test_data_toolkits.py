@@ -206,7 +206,7 @@ def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def made(tmp_path, held_out=2):
+def make_sets(tmp_path, held_out=2):
     target = tmp_path / "made"
     word_problems.main([str(tmp_path / "raw"), "--to", str(target), "--held-out", str(held_out)])
     return {path.stem: rows_of(path) for path in target.iterdir()}
@@ -217,7 +217,7 @@ def test_every_problem_is_in_one_place_and_shared_ones_count_once(tmp_path):
     shared = {"input": "ann has 3 pens. She gets 2. How many now?", "target": 5.0}
     others = [{"input": f"What is half of {count}?", "target": count / 2} for count in range(5)]
     write_sets(tmp_path / "raw", asdiv=[*rows, rows[0]], mawps=[shared, *others])
-    files = made(tmp_path)
+    files = make_sets(tmp_path)
     assert {name: len(found) for name, found in files.items()} == {
         "asdiv": 2,
         "mawps": 2,
@@ -232,7 +232,7 @@ def test_what_is_held_out_does_not_depend_on_the_order_of_rows(tmp_path):
     found = []
     for name, counts in (("a", range(10)), ("b", reversed(range(10)))):
         write_sets(tmp_path / name / "raw", asdiv=[asdiv_row(count) for count in counts])
-        found.append(made(tmp_path / name)["asdiv"])
+        found.append(make_sets(tmp_path / name)["asdiv"])
     assert found[0] == found[1]
 
 
@@ -272,18 +272,18 @@ def test_a_row_of_each_set(name, row, answer, worked):
 def test_an_answer_that_no_solution_writes_in_the_same_way_is_left_out(tmp_path, target, capsys):
     rows = [{"input": f"Q {count}?", "target": count} for count in range(4)]
     write_sets(tmp_path / "raw", mawps=[*rows, {"input": "Q?", "target": target}])
-    assert len(made(tmp_path)["train"]) == 2
+    assert len(make_sets(tmp_path)["train"]) == 2
     assert "'the answer is no number of at most four decimals': 1" in capsys.readouterr().out
 
 
 def test_other_fields_and_too_few_problems_are_named(tmp_path):
     write_sets(tmp_path / "raw", svamp=[{"Body": "B", "Question": "Q?"}])
     with pytest.raises(UserError, match=r"svamp\.jsonl.*no field 'Answer'; it has Body, Question"):
-        made(tmp_path)
+        make_sets(tmp_path)
     (tmp_path / "raw" / "svamp.jsonl").unlink()
     write_sets(tmp_path / "raw", mawps=[{"input": "Q?", "target": 1}])
     with pytest.raises(UserError, match="1 different problems are too few to hold out 2"):
-        made(tmp_path)
+        make_sets(tmp_path)
     with pytest.raises(UserError, match="has none of"):
         word_problems.main([str(tmp_path), "--to", str(tmp_path / "x")])
 

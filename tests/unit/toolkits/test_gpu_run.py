@@ -21,7 +21,7 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def packed(tmp_path):
+def packed_folder(tmp_path):
     """A folder like an environment: a program, a link, something that does not shrink."""
     folder = tmp_path / "packed"
     (folder / "bin").mkdir(parents=True)
@@ -68,8 +68,8 @@ def result(out, folder):
     return found
 
 
-def test_pieces_come_in_any_order_and_changed_ones_are_refused(store, packed, tmp_path):
-    box = made_box(store, packed, tmp_path)
+def test_pieces_come_in_any_order_and_changed_ones_are_refused(store, packed_folder, tmp_path):
+    box = made_box(store, packed_folder, tmp_path)
     pieces = sorted(box.glob("piece_*"))
     assert len(pieces) == 4
     assert all(piece.stat().st_size <= 2**20 for piece in pieces)
@@ -86,14 +86,14 @@ def test_pieces_come_in_any_order_and_changed_ones_are_refused(store, packed, tm
     assert early.returncode == 2
     assert "3 pieces are missing: piece_0000, piece_0001, piece_0003" in early.stderr
     assert gpu_run(store, "receive", *pieces).stdout == "complete\n"
-    weights = (packed / "weights").read_bytes()
-    shutil.rmtree(packed)
-    listed = items(tmp_path, ("say", 20, f"{packed}/link it"))
+    weights = (packed_folder / "weights").read_bytes()
+    shutil.rmtree(packed_folder)
+    listed = items(tmp_path, ("say", 20, f"{packed_folder}/link it"))
     done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)
     assert done.returncode == 0, done.stdout + done.stderr
     assert result(out, "00_say")["tail"] == "said it\n"
-    assert (packed / "weights").read_bytes() == weights
-    assert not (packed / "large.unused").exists()
+    assert (packed_folder / "weights").read_bytes() == weights
+    assert not (packed_folder / "large.unused").exists()
 
 
 def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(store, tmp_path):

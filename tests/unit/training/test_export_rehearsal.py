@@ -28,7 +28,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def edited(tiny, folder, name, **fields):
+def edit(tiny, folder, name, **fields):
     shutil.copytree(tiny, folder)
     content = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps({**content, **fields}))
@@ -41,7 +41,7 @@ def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(tiny, tmp_
     token |= {"lstrip": False, "rstrip": False, "single_word": False}
     vocabulary = json.loads((tiny / "tokenizer.json").read_text())
     number = max(one["id"] for one in vocabulary["added_tokens"]) + 1
-    model = edited(
+    model = edit(
         tiny,
         tmp_path / "model",
         "tokenizer_config.json",
@@ -54,12 +54,12 @@ def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(tiny, tmp_
 
 
 def test_an_export_that_would_fail_or_differ_is_refused(tiny, tmp_path):
-    broken = edited(tiny, tmp_path / "a", "generation_config.json")
+    broken = edit(tiny, tmp_path / "a", "generation_config.json")
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match="could not export its model at the end"):
         rehearse_export(broken)
     # A folder of templates, which transformers reads, and the export does not copy.
-    other = edited(tiny, tmp_path / "b", "tokenizer_config.json", chat_template=None)
+    other = edit(tiny, tmp_path / "b", "tokenizer_config.json", chat_template=None)
     (other / "chat_template.jinja").unlink(missing_ok=True)
     (other / "additional_chat_templates").mkdir()
     (other / "additional_chat_templates" / "default.jinja").write_text("{{ messages }}")

@@ -180,13 +180,13 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path, monkeypatch):
     keep(tmp_path, 1)
     before = kept_file(tmp_path / FOLDER, 1).read_bytes()
 
-    def killed(file, *_):
+    def interrupt(file, *_):
         file.write(b"half")
         file.flush()
         os.link(file.name if isinstance(file.name, str) else _path_of(tmp_path), tmp_path / "left")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept_batches, "write_arrays", killed)
+    monkeypatch.setattr(kept_batches, "write_arrays", interrupt)
     with pytest.raises(KeyboardInterrupt):
         keep(tmp_path, 1, after=1)
     assert kept_file(tmp_path / FOLDER, 1).read_bytes() == before

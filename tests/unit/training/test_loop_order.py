@@ -177,7 +177,7 @@ def run_of(tmp_path, monkeypatch):
         )
         saver = Saver(store, parts, {})
 
-        def evaluated(_, __, ___, ____, step):
+        def no_evaluation(_, __, ___, ____, step):
             parts.events.append("evaluate")
             evaluate(step)
             return {}
@@ -222,7 +222,7 @@ def run_of(tmp_path, monkeypatch):
             "CollapseDetectors": lambda *_: SimpleNamespace(update=lambda *_: []),
             "watch_progress": lambda *_: contextlib.nullcontext(),
             "act": lambda *_: None,
-            "evaluate": evaluated,
+            "evaluate": no_evaluation,
             "check_export": lambda *_: {},
             "summarize": lambda *_: None,
             "ending": lambda *_: "",

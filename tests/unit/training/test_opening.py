@@ -110,11 +110,11 @@ def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
         def close(self):
             ends.append("workers")
 
-    def made(settings, engines, num_workers):
+    def make_workers(settings, engines, num_workers):
         assert (settings.timeout_s, engines, num_workers) == (3.0, ("one", "two"), 5)
         return Workers()
 
-    monkeypatch.setattr(opening, "node_workers", made)
+    monkeypatch.setattr(opening, "node_workers", make_workers)
     config = load([*GIVEN, "reward.workers_on=engines", "reward.num_workers=5"])
     assert config.reward.workers_on is WorkersOn.engines
     with MathGrader(2, 3.0, audit_fraction=0.0) as grader:

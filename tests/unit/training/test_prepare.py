@@ -92,7 +92,7 @@ def groups():
     return [make_group(samples[i : i + 2], REWARDS[i : i + 2]) for i in (0, 2)]
 
 
-def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):
+def prepare(*overrides, kl_coef=0.0, given=None, teacher=None):
     """A fifth step up to its update."""
     config, ranks = load([*GIVEN, *overrides]), Ranks()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
@@ -115,7 +115,7 @@ def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):
 
 
 def test_a_kl_in_the_reward_costs_this_token_and_those_before_it():
-    found, passes = prepared(
+    found, passes = prepare(
         *("algorithm.minibatches_per_step=2", "algorithm.advantage=dr_grpo"),
         *("algorithm.kl_in=reward", "algorithm.kl_estimator=k1", "algorithm.kl_coef=0.1"),
         kl_coef=0.2,
@@ -128,7 +128,7 @@ def test_a_kl_in_the_reward_costs_this_token_and_those_before_it():
 
 
 def test_gae_reads_values_and_the_kl():
-    found, passes = prepared(
+    found, passes = prepare(
         *("algorithm.advantage=gae", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
         *("algorithm.kl_coef=0.1", "value.whiten_advantages=false"),
         kl_coef=0.2,
@@ -147,9 +147,9 @@ def test_a_teachers_term_is_added_last_and_within_its_bound():
     of_tokens = ACTOR + torch.tensor([0.5, -9.0, 0.25, -torch.inf, 0.0, 9.0, -1.0])
     teacher = [one.numpy() for one in of_tokens.split(list(LENGTHS))]
     settings = ("algorithm.minibatches_per_step=1", "algorithm.whiten_tokens=true")
-    plain, _ = prepared(*settings)
+    plain, _ = prepare(*settings)
     distilled = (*settings, "algorithm.distill_coef=0.5", "algorithm.distill_clip=2")
-    found, passes = prepared(*distilled, "teacher.path=t", teacher=teacher)
+    found, passes = prepare(*distilled, "teacher.path=t", teacher=teacher)
     assert passes == ["old"], "its log-probs are the policy's in the difference"
     term = 0.5 * torch.tensor([0.5, -2.0, 0.25, -2.0, 0.0, 2.0, -1.0])
     assert torch.allclose(found.batch.advantages, plain.batch.advantages + term)
@@ -166,16 +166,16 @@ def test_a_teacher_alone_needs_no_reward():
     ]
     teacher = [one.numpy() for one in (ACTOR - 1.0).split(list(LENGTHS))]
     settings = ("algorithm.advantage=teacher", "algorithm.distill_coef=1", "teacher.path=t")
-    found, _ = prepared(*settings, given=unscored, teacher=teacher)
+    found, _ = prepare(*settings, given=unscored, teacher=teacher)
     assert found.batch.loss_mask.all()
     assert found.batch.advantages.tolist() == pytest.approx([-1.0] * 7)
-    again, _ = prepared("algorithm.advantage=grpo", given=unscored)
+    again, _ = prepare("algorithm.advantage=grpo", given=unscored)
     assert not again.batch.loss_mask.any()
 
 
 def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays():
     """Also when the tokens of a sequence are corrected; nothing else loses a token."""
-    found, _ = prepared(
+    found, _ = prepare(
         "algorithm.entropy_top_share=0.5",
         "algorithm.correction.kind=token_truncate",
         "algorithm.correction.high=1.2",

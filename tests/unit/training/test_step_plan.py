@@ -45,16 +45,16 @@ def test_the_policy_waits_while_the_value_model_warms_up():
 
 
 def test_old_log_probs_are_computed_only_when_something_needs_them():
-    def needed(*overrides):
+    def needs(*overrides):
         return needs_old_log_probs(load([*GIVEN, *overrides]).algorithm)
 
-    assert needed() and not needed(ONE)
-    assert needed(ONE, "algorithm.correction.kind=auto")
-    assert needed(ONE, "algorithm.correction.veto_below=1e-4")
-    assert needed(ONE, "algorithm.entropy_top_share=0.2", "algorithm.old_log_probs=engine")
-    assert needed(ONE, "algorithm.entropy_target=1")
-    assert needed(ONE, "algorithm.kl_in=reward")
-    assert not needed("algorithm.old_log_probs=engine", "algorithm.kl_in=reward")
+    assert needs() and not needs(ONE)
+    assert needs(ONE, "algorithm.correction.kind=auto")
+    assert needs(ONE, "algorithm.correction.veto_below=1e-4")
+    assert needs(ONE, "algorithm.entropy_top_share=0.2", "algorithm.old_log_probs=engine")
+    assert needs(ONE, "algorithm.entropy_target=1")
+    assert needs(ONE, "algorithm.kl_in=reward")
+    assert not needs("algorithm.old_log_probs=engine", "algorithm.kl_in=reward")
     settings = load([*GIVEN, "algorithm.correction.kind=token_mask", "algorithm.correction.high=4"])
     assert settings.algorithm.correction.bounds() == (0.5, 4.0)
 

@@ -81,7 +81,7 @@ def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
     """The run resumes from an older one, and a checkpoint that is made after it is a new one."""
     dead = ActorError("rank 0 failed")
 
-    def damaged(attempt):
+    def damage(attempt):
         def end(config):
             if len(attempts.seen) == 1:
                 file = store.path(9) / "tensors"
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
 
     ends = [([5, 9], dead), ([6], dead), ([7], dead), ([8], dead), ([9], dead), ([], None)]
     attempts = WithFiles(store, *ends)
-    supervise(config, damaged(attempts))
+    supervise(config, damage(attempts))
     said = capsys.readouterr().err
     assert "resumes from the checkpoint of step 9; step 10 is repeated" in said
     assert "resumes from the checkpoint of step 6; steps 7 to 10 are repeated" in said
@@ -119,10 +119,10 @@ def test_after_the_last_restart_the_error_is_the_runs_own(config, store):
 
 
 def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store, tmp_path, capsys):
-    def raised(text="Megatron rank 0 failed: ValueError: no", log="one"):
+    def raise_error(text="Megatron rank 0 failed: ValueError: no", log="one"):
         return ActorError(f"{text}\n--- end of actor_0.log\n{log}", raised=True)
 
-    attempts = Attempts(store, ([5], raised()), ([], raised(log="another")), ([], None))
+    attempts = Attempts(store, ([5], raise_error()), ([], raise_error(log="another")), ([], None))
     with pytest.raises(ActorError):
         supervise(config, attempts)
     assert len(attempts.seen) == 2
@@ -130,8 +130,8 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
     last = json.loads((tmp_path / "decisions.jsonl").read_text().splitlines()[-1])
     assert last["choice"].startswith("no restart")
     # A step later, or another error.
-    for then in (([6], raised()), ([], raised("Megatron rank 0 failed: OSError: no"))):
-        supervise(config, Attempts(store, ([5], raised()), then, ([], None)))
+    for then in (([6], raise_error()), ([], raise_error("Megatron rank 0 failed: OSError: no"))):
+        supervise(config, Attempts(store, ([5], raise_error()), then, ([], None)))
 
 
 @pytest.mark.parametrize(

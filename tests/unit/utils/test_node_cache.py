@@ -77,14 +77,14 @@ ARRAYS = {
 }
 
 
-def written(path, **header):
+def write(path, **header):
     with path.open("wb") as file:
         write_arrays(file, header, ARRAYS)
     return path
 
 
 def test_everything_comes_back(tmp_path):
-    path = written(tmp_path / "a.bin", step=3, keys=["p/0", "\ud800"])
+    path = write(tmp_path / "a.bin", step=3, keys=["p/0", "\ud800"])
     header, arrays = read_arrays(path)
     assert header == {"step": 3, "keys": ["p/0", "\ud800"]}
     assert arrays.keys() == ARRAYS.keys()

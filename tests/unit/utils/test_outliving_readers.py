@@ -48,7 +48,7 @@ def test_the_run_ends_as_it_would_have(tmp_path):
     assert done.read_text() == "whole"
 
 
-def gone(what):
+def closed_stream(what):
     """A stream that nothing can be written to."""
     if what == "full disk":
         return open("/dev/full", "w", encoding="utf-8")
@@ -59,9 +59,9 @@ def gone(what):
 
 @pytest.mark.parametrize("what", ["pipe", "terminal", "full disk"])
 def test_a_stream_outlives_what_it_is_written_to(what):
-    with pytest.raises(OSError), gone(what) as stream:
+    with pytest.raises(OSError), closed_stream(what) as stream:
         stream.write("x\n")
-    stream = _Lasting(gone(what))
+    stream = _Lasting(closed_stream(what))
     for _ in range(3):
         print("x" * 10_000, file=stream, flush=True)
     stream.writelines(["y"])

@@ -216,9 +216,9 @@ def test_what_a_failed_gate_adds(monkeypatch, theirs, changes, said):
 
 
 def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch):
-    def broken(*_):
+    def raise_error(*_):
         raise RuntimeError("an engine died\nwith a traceback")
 
-    monkeypatch.setattr(live_divergence, "engine_values", broken)
+    monkeypatch.setattr(live_divergence, "engine_values", raise_error)
     said = live_divergence.where_they_part(session_of(None), [1, 2])
     assert "RuntimeError: an engine died)" in said and "rlmath validate" in said

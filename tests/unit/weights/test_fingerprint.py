@@ -27,13 +27,13 @@ def by_definition(x):
     """Python's integers instead of wrapped arithmetic."""
     bits = x.contiguous().view({2: torch.int16, 4: torch.int32}[x.element_size()]).reshape(-1)
 
-    def signed(n):
+    def to_signed(n):
         return (n + 2**63) % 2**64 - 2**63
 
     def odd(place):
-        w = signed((place + 1) * -7046029254386353131)
+        w = to_signed((place + 1) * -7046029254386353131)
         w ^= w >> 29
-        w = signed(w * -4658895280553007687)
+        w = to_signed(w * -4658895280553007687)
         return (w ^ (w >> 32)) | 1
 
     width = max(1, bits.numel() // x.shape[0]) if x.ndim > 1 and x.shape[0] else 1
@@ -41,7 +41,7 @@ def by_definition(x):
     for place, value in enumerate(bits.tolist()):
         row, column = divmod(place, width)
         total += value * odd(2**40 + row) * odd(column)
-    return signed(total)
+    return to_signed(total)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -199,7 +199,7 @@ def test_shards_add_up_and_a_change_is_seen(dim):
     wanted = quantized_fingerprints([(name, whole), ("norm.weight", torch.ones(3))])
     assert set(wanted) == {name, f"{name}_scale", "norm.weight"}
 
-    def found(layers):
+    def sums_of(layers):
         sums = [0, 0]
         for rank, layer in enumerate(layers):
             size = whole.shape[dim] // 2
@@ -215,9 +215,9 @@ def test_shards_add_up_and_a_change_is_seen(dim):
         return sums[0], sums[1]
 
     layers = [worker(whole, dim, rank) for rank in (0, 1)]
-    assert found(layers) == (wanted[name], wanted[f"{name}_scale"])
+    assert sums_of(layers) == (wanted[name], wanted[f"{name}_scale"])
     layers[1].weight.data.view(torch.uint8)[2, 1] ^= 1
-    assert found(layers)[0] != wanted[name] and found(layers)[1] == wanted[f"{name}_scale"]
+    assert sums_of(layers)[0] != wanted[name] and sums_of(layers)[1] == wanted[f"{name}_scale"]
     other = SimpleNamespace(
         weight=torch.nn.Parameter(torch.zeros(3, 3)), weight_scale=torch.nn.Parameter(torch.ones(1))
     )

@@ -309,11 +309,11 @@ def test_each_rank_writes_its_own_experts_and_sends_nothing(monkeypatch, ranks):
     # Buckets that are smaller than an expert's matrix.
     gatherer, _ = gatherer_of(monkeypatch, spec, ranks, 0.0005)
 
-    def sent(*_, **__):
+    def refuse_to_send(*_, **__):
         raise AssertionError("a message was sent")
 
     for name in MESSAGES:
-        monkeypatch.setattr(dist, name, sent)
+        monkeypatch.setattr(dist, name, refuse_to_send)
     experts, written = expert_tensors(spec), set()
     for _ in range(2):
         for bucket in gatherer.buckets:

@@ -276,10 +276,10 @@ def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch):
 
 
 def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeypatch):
-    def gone(refs):
+    def lose(refs):
         raise ray.exceptions.RayActorError
 
-    monkeypatch.setattr(ray, "get", gone)
+    monkeypatch.setattr(ray, "get", lose)
     with pytest.raises(ComponentError, match="asked the engines for their GPUs"):
         plans_of_ranks(plan(engine("one", gpus(2))), gpus(2))
 

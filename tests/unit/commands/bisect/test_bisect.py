@@ -37,7 +37,7 @@ def keys(found):
     return [item.b for item in found.parting.items]
 
 
-def said(a, b, capsys, code=1):
+def run_bisect(a, b, capsys, code=1):
     assert main(["bisect", str(a), str(b)]) == code
     return str(capsys.readouterr().out)
 
@@ -46,7 +46,7 @@ def test_equal_runs(base, tmp_path, capsys):
     again = Run(tmp_path / "b").go().folder
     found = compare(base, again)
     assert found.parting is None and found.settings == () and found.steps == (0, 1, 2, 3)
-    assert "equal to the last bit: steps 0 to 3" in said(base, again, capsys, code=0)
+    assert "equal to the last bit: steps 0 to 3" in run_bisect(base, again, capsys, code=0)
 
 
 def test_one_token_of_the_data(base, tmp_path, capsys):
@@ -64,7 +64,7 @@ def test_one_token_of_the_data(base, tmp_path, capsys):
     found = compare(base, other)
     assert phase(found) == (2, "prompts") and keys(found) == ["train.jsonl:21"]
     assert found.parting is not None and found.parting.equal == ("problems",)
-    text = said(base, other, capsys)
+    text = run_bisect(base, other, capsys)
     assert "equal to the last bit: steps 0 to 1" in text
     assert "the first is train.jsonl:21" in text and "'What is x?'" in text
 
@@ -77,7 +77,7 @@ def test_another_data_order(base, tmp_path, capsys):
     other = Other(tmp_path / "b").go().folder
     found = compare(base, other)
     assert phase(found) == (3, "problems")
-    assert "train.jsonl:30 in A and train.jsonl:32 in B" in said(base, other, capsys)
+    assert "train.jsonl:30 in A and train.jsonl:32 in B" in run_bisect(base, other, capsys)
 
 
 def test_another_seed_and_the_setting_that_made_it(base, tmp_path, capsys):
@@ -91,12 +91,12 @@ def test_another_seed_and_the_setting_that_made_it(base, tmp_path, capsys):
     found = compare(base, other)
     assert [(one.key, one.a, one.b) for one in found.settings] == [("runner.seed", 0, 7)]
     assert phase(found) == (1, "seeds") and len(keys(found)) == 6
-    assert "setting runner.seed: A 0, B 7" in said(base, other, capsys)
+    assert "setting runner.seed: A 0, B 7" in run_bisect(base, other, capsys)
 
 
 def test_one_setting_is_named_where_its_numbers_part(base, tmp_path):
     class Other(Run):
-        def updated(self, step):
+        def update(self, step):
             for tensor in self.weights.values():
                 tensor += 0.5
 
@@ -126,7 +126,7 @@ def test_one_token_of_one_sample(field, name, base, tmp_path, capsys):
     found = compare(base, other)
     assert phase(found) == (2, name)
     assert keys(found) == [f"train.jsonl:2{i}/0" for i in range(3)]
-    text = said(base, other, capsys)
+    text = run_bisect(base, other, capsys)
     if field == "log_probs":
         assert "sum over its tokens: A -2.5, B -1.5 (by 1," in text
 
@@ -147,7 +147,7 @@ def test_the_token_is_named_where_it_is_kept(base, tmp_path, capsys):
             return super().groups(step)[:1]
 
     one, other = Base(tmp_path / "one").go().folder, Other(tmp_path / "b").go().folder
-    assert "first at token 2 of the response: A token_ids 2" in said(one, other, capsys)
+    assert "first at token 2 of the response: A token_ids 2" in run_bisect(one, other, capsys)
 
 
 def test_a_reward_and_who_gave_it(base, tmp_path, capsys):
@@ -162,7 +162,7 @@ def test_a_reward_and_who_gave_it(base, tmp_path, capsys):
     other = Other(tmp_path / "b").go().folder
     found = compare(base, other)
     assert phase(found) == (3, "rewards") and keys(found) == ["train.jsonl:32/1"]
-    text = said(base, other, capsys)
+    text = run_bisect(base, other, capsys)
     assert "reward: A -1.0, B 1.0" in text and "status: A wrong, B correct" in text
 
 
@@ -187,7 +187,7 @@ def test_a_gradient_and_its_minibatch(base, tmp_path, capsys):
     other = Other(tmp_path / "b").go().folder
     found = compare(base, other)
     assert phase(found) == (3, "gradient") and keys(found) == ["minibatch 2"]
-    assert "grad_norm: A 0.25, B 0.2500001 (by 1e-07" in said(base, other, capsys)
+    assert "grad_norm: A 0.25, B 0.2500001 (by 1e-07" in run_bisect(base, other, capsys)
 
 
 def test_a_gradient_and_its_tensors(base, tmp_path, capsys):
@@ -207,7 +207,7 @@ def test_a_gradient_and_its_tensors(base, tmp_path, capsys):
             return [{"grad_norm": 9.0 if step == 2 else one["grad_norm"], "loss": one["loss"]}
                     for one in super().gradient(step)]  # fmt: skip
 
-    text = said(base, Both(tmp_path / "c").go().folder, capsys)
+    text = run_bisect(base, Both(tmp_path / "c").go().folder, capsys)
     assert "gradients of 1 of 3 tensors differ: layer.1.weight" in text
 
 
@@ -233,8 +233,8 @@ def test_one_bit_of_one_tensor(base, tmp_path, capsys):
     """After an update, and before the first."""
 
     class Later(Run):
-        def updated(self, step):
-            super().updated(step)
+        def update(self, step):
+            super().update(step)
             if step == 2:
                 self.weights["layer.1.weight"].view(torch.int32)[2, 1] ^= 1
 
@@ -245,21 +245,23 @@ def test_one_bit_of_one_tensor(base, tmp_path, capsys):
     first.go()
     found = compare(base, first.folder)
     assert phase(found) == (0, "start_weights") and keys(found) == ["layer.2.weight"]
-    text = said(base, first.folder, capsys)
+    text = run_bisect(base, first.folder, capsys)
     assert "they diverge at the start" in text and "layer.2.weight" in text
 
 
 def test_a_rank_with_other_weights(base, tmp_path, capsys):
     class Other(Run):
-        def updated(self, step):
-            super().updated(step)
+        def update(self, step):
+            super().update(step)
             copy = {name: tensor.clone() for name, tensor in self.weights.items()}
             drifted = {name: tensor + 1 for name, tensor in copy.items()}
             self.copies = [copy, drifted if step == 2 else copy]
 
     other = Other(tmp_path / "b").go().folder
     assert phase(compare(base, other)) == (2, "weights")
-    assert "in B, these ranks hold other weights than rank 0: [2]" in said(base, other, capsys)
+    assert "in B, these ranks hold other weights than rank 0: [2]" in run_bisect(
+        base, other, capsys
+    )
 
 
 def test_a_step_that_is_done_again_replaces_its_line(base, tmp_path):
@@ -277,7 +279,7 @@ def test_a_step_that_is_done_again_replaces_its_line(base, tmp_path):
 
 def test_a_run_from_another_runs_checkpoint(base, tmp_path):
     run = Run(tmp_path / "b")
-    run.updated(1)
+    run.update(1)
     run.go(first=2, resumed=True)
     found = compare(base, run.folder)
     assert found.parting is None and found.steps == (1, 2, 3) and found.only == ((0,), ())
@@ -287,7 +289,7 @@ def test_a_run_from_another_runs_checkpoint(base, tmp_path):
 
 def test_a_run_that_starts_over_leaves_no_line_of_the_first(base):
     class Short(Run):
-        def updated(self, step):
+        def update(self, step):
             pass
 
     Short(base).go(last=1)
@@ -297,14 +299,14 @@ def test_a_run_that_starts_over_leaves_no_line_of_the_first(base):
 
 def test_without_the_steps_file_the_phase_is_known(base, tmp_path, capsys):
     class Other(Run):
-        def updated(self, step):
+        def update(self, step):
             self.weights["layer.0.weight"] += step
 
     other = Other(tmp_path / "b").go().folder
     details_path(other, 1).unlink()
     found = compare(base, other)
     assert phase(found) == (1, "weights") and keys(found) == []
-    assert "runner.samples_keep_gib" in said(base, other, capsys)
+    assert "runner.samples_keep_gib" in run_bisect(base, other, capsys)
 
 
 def test_runs_without_digests_or_a_common_step(base, tmp_path, capsys):
@@ -336,7 +338,7 @@ def test_other_versions_are_named(base, tmp_path, monkeypatch, capsys):
     other = Run(tmp_path / "b").go().folder
     found = compare(base, other)
     assert [(one.key, one.b) for one in found.made_with] == [("gpus", "H100"), ("torch", "2.99")]
-    text = said(base, other, capsys, code=0)
+    text = run_bisect(base, other, capsys, code=0)
     assert "gpus differs: A none, B H100" in text
     # A run of an earlier version has not noted it.
     file = other / ATTEMPTS_FILE
@@ -353,7 +355,7 @@ def test_a_file_with_other_contents_is_named(base, tmp_path, monkeypatch, capsys
 
     a = go("one", {"contents of train.jsonl": "1a", "contents of mine.py": "2b"})
     b = go("two", {"contents of train.jsonl": "3c", "contents of yours.py": "4d"})
-    assert "contents of train.jsonl differ: A 1a, B 3c" in said(a, b, capsys, code=0)
+    assert "contents of train.jsonl differ: A 1a, B 3c" in run_bisect(a, b, capsys, code=0)
     assert [one.key for one in compare(a, b).files] == ["contents of train.jsonl"]
 
 

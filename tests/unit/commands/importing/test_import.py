@@ -335,19 +335,19 @@ def test_epochs_become_steps_with_the_number_of_rows():
 
 
 def test_meanings_that_differ_are_said():
-    def said(name, **values):
+    def differences(name, **values):
         given = {key.replace("__", "."): value for key, value in values.items()}
         return "\n".join(translate(FRAMEWORKS[name], given).differs)
 
     actor = "actor_rollout_ref__actor__"
-    assert "counted in rollouts" in said("verl", **{f"{actor}optim__lr_warmup_steps": 5})
-    assert "k2 has its gradient" in said(
+    assert "counted in rollouts" in differences("verl", **{f"{actor}optim__lr_warmup_steps": 5})
+    assert "k2 has its gradient" in differences(
         "verl", **{f"{actor}use_kl_loss": True, f"{actor}kl_loss_type": "low_var_kl+"}
     )
-    assert "micro-batch" in said("TRL", loss_type="bnpo", processes=8)
-    assert "1e-4" in said("TRL", processes=8)
-    assert "--gpus" in said("TRL")
-    assert "vespo" in said("TRL", loss_type="vespo", processes=8)
+    assert "micro-batch" in differences("TRL", loss_type="bnpo", processes=8)
+    assert "1e-4" in differences("TRL", processes=8)
+    assert "--gpus" in differences("TRL")
+    assert "vespo" in differences("TRL", loss_type="vespo", processes=8)
 
 
 @pytest.mark.parametrize(

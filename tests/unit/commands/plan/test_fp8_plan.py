@@ -100,21 +100,21 @@ def test_old_log_probs_in_fp8_join_no_micro_batches():
 
 
 def test_the_command(capsys):
-    def said(*more):
+    def run_plan(*more):
         code = main([*ASKED, *more])
         out = capsys.readouterr()
         return code, out.out + out.err
 
-    code, text = said("actor.fp8=e4m3")
+    code, text = run_plan("actor.fp8=e4m3")
     assert code == 0
     assert "actor.fp8=e4m3" in text and "actor.fp8_recipe=blockwise" in text
     assert "algorithm.correction.kind=token_truncate" in text
     assert "copies in FP8" in text and "arithmetic alone, it has never run" in text
-    code, text = said("actor.fp8=e4m3", "--gpu", "a100-80")
+    code, text = run_plan("actor.fp8=e4m3", "--gpu", "a100-80")
     assert code == 2 and "this one has 8.0" in text
-    code, text = said("actor.fp8=e4m3", "--gpu", "mi300x")
+    code, text = run_plan("actor.fp8=e4m3", "--gpu", "mi300x")
     assert code == 2 and "CUDA alone" in text
-    code, text = said("actor.fp8=e4m3", "actor.fp8_recipe=mxfp8")
+    code, text = run_plan("actor.fp8=e4m3", "actor.fp8_recipe=mxfp8")
     assert code == 2 and "use blockwise" in text
-    code, text = said("actor.fp8=e4m3", "actor.layers=local")
+    code, text = run_plan("actor.fp8=e4m3", "actor.layers=local")
     assert code == 2 and "actor.layers=local" in text

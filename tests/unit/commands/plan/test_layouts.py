@@ -71,10 +71,10 @@ def request_for(name: str, gpus: int, **more: Any) -> PlanRequest:
         "work": Work(512, group_size, 4, 1024, 27648, 13824),
         "max_tokens": 32768,
     }
-    return changed(request, **(sizes | more))
+    return change(request, **(sizes | more))
 
 
-def changed(request: PlanRequest, **more: Any) -> PlanRequest:
+def change(request: PlanRequest, **more: Any) -> PlanRequest:
     """With other settings, by their short names; ``gpus`` and ``work`` stand for several."""
     if gpus := more.pop("gpus", None):
         values = {"cluster.nodes": -(-gpus // 8), "cluster.gpus_per_node": min(gpus, 8)}
@@ -129,7 +129,7 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1)
     (plan,) = find_plans(asked)
     assert "actor.logits=whole" not in overrides(asked, plan)
-    whole = changed(asked, logits=Logits.whole)
+    whole = change(asked, logits=Logits.whole)
     assert "actor.logits=whole" in overrides(whole, plan)
     with pytest.raises(UserError) as refused:
         find_plans(whole)
@@ -388,7 +388,7 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     """32 B on one node: 68.7 GiB of state a GPU of 80, so that no engine wakes beside it."""
     asked = request_for("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
     with pytest.raises(UserError, match=r"68\.7 state"):
-        with_least_offload(changed(asked, offload=Offload.none))
+        with_least_offload(change(asked, offload=Offload.none))
     chosen, (best, *_) = with_least_offload(asked)
     assert chosen.config.actor.offload.value == "optimizer"
     settings = overrides(chosen, best)
@@ -399,7 +399,7 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     # Main parameters and moments of a rank, there and back at 25 GB/s.
     rank = 4 * parameters_of_rank(asked.spec, best.actor.layout, 0) * 3
     assert best.seconds["offload"] == pytest.approx(2 * rank / 25e9, rel=0.05)
-    everything, (all_out, *_) = with_least_offload(changed(asked, offload=Offload.all))
+    everything, (all_out, *_) = with_least_offload(change(asked, offload=Offload.all))
     assert everything.config.actor.offload.value == "all"
     wake_up = {p.name: p for p in all_out.phases}["wake-up"]
     assert wake_up.terms["actor"] < 3 * 2**30, "its process and small buffers"
@@ -412,7 +412,7 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     minibatches waits for two copies of them."""
     work = dataclasses.replace(COLOCATED, minibatches=4)
     asked = request_for("Qwen2.5-32B", 8, work=work, max_tokens=9216, tp=8, offload=Offload.all)
-    late = changed(asked, offload_in_backward=True)
+    late = change(asked, offload_in_backward=True)
     plain, more = find_plans(asked)[0], find_plans(late)[0]
     rank = parameters_of_rank(asked.spec, more.actor.layout, 0)
     phases = {one.name: one for one in more.phases}
@@ -434,9 +434,9 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     asked = request_for(
         "Qwen2.5-1.5B", 16, work=COLOCATED, tp=1, max_tokens=9216, recompute_layers=28
     )
-    asked = changed(asked, pp=1, cp=1)
+    asked = change(asked, pp=1, cp=1)
     late = find_plans(asked)[0]
-    overlapped = changed(asked, overlap_gradients=True)
+    overlapped = change(asked, overlap_gradients=True)
     early = find_plans(overlapped)[0]
     weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
     # Sixteen GPUs are two nodes.
@@ -448,7 +448,7 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     settings = overrides(overlapped, early)
     config, _ = check_settings(asked, settings)
     assert config.actor.overlap_gradients
-    (alone,) = find_plans(changed(asked, gpus=1, offload=Offload.all, overlap_gradients=True))
+    (alone,) = find_plans(change(asked, gpus=1, offload=Offload.all, overlap_gradients=True))
     assert not alone.actor.overlap_gradients, "there is nothing to add up"
 
 
@@ -457,9 +457,9 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     pass of their first micro-batches takes."""
     four = dataclasses.replace(COLOCATED, minibatches=4)
     asked = request_for("Qwen2.5-1.5B", 16, work=four, tp=1, max_tokens=9216, recompute_layers=28)
-    asked = changed(asked, pp=1, cp=1, overlap_gradients=True)
+    asked = change(asked, pp=1, cp=1, overlap_gradients=True)
     late = find_plans(asked)[0]
-    overlapped = changed(asked, overlap_param_gather=True)
+    overlapped = change(asked, overlap_param_gather=True)
     early = find_plans(overlapped)[0]
     assert late.actor.layout == early.actor.layout
     weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
@@ -472,9 +472,9 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     assert early.seconds["log_probs"] == late.seconds["log_probs"]
     config, _ = check_settings(asked, overrides(overlapped, early))
     assert config.actor.overlap_param_gather
-    once = changed(asked, work=COLOCATED)
+    once = change(asked, work=COLOCATED)
     plain, *_ = find_plans(once)
-    none, *_ = find_plans(changed(once, overlap_param_gather=True))
+    none, *_ = find_plans(change(once, overlap_param_gather=True))
     assert plain.seconds["update"] == none.seconds["update"], "the weight sync follows"
     assert not none.actor.overlap_param_gather
 
@@ -488,16 +488,16 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     config, _ = check_settings(asked, overrides(asked, best))
     assert config.actor.virtual_stages == 2
     with pytest.raises(UserError, match=r"actor\.virtual_stages=5"):
-        find_plans(changed(asked, virtual_stages=5))
+        find_plans(change(asked, virtual_stages=5))
     two = dataclasses.replace(COLOCATED, minibatches=2)
     replay = RoutingReplay.old_log_probs
     asked = request_for("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=replay)
     best, *_ = find_plans(asked)
     config, _ = check_settings(asked, overrides(asked, best))
     assert config.actor.routing_replay.value == "old_log_probs"
-    without, *_ = find_plans(changed(asked, routing_replay=RoutingReplay.none))
+    without, *_ = find_plans(change(asked, routing_replay=RoutingReplay.none))
     assert best.host_bytes > without.host_bytes
-    of_engine = changed(asked, routing_replay=RoutingReplay.engine)
+    of_engine = change(asked, routing_replay=RoutingReplay.engine)
     sampled, *_ = find_plans(of_engine)
     assert "actor.routing_replay=engine" in overrides(of_engine, sampled)
     # The driver's samples, shards and kept batch, and what each of the node's ranks lays out of its
@@ -516,9 +516,9 @@ def test_recomputed_modules_take_their_flops_again() -> None:
     asked = request_for(
         "Qwen2.5-1.5B", 8, work=COLOCATED, tp=1, max_tokens=9216, recompute=Recompute.none
     )
-    asked = changed(asked, pp=1, cp=1, offload=Offload.all)
+    asked = change(asked, pp=1, cp=1, offload=Offload.all)
     plain, *_ = find_plans(asked)
-    selective = changed(asked, recompute=Recompute.selective, recompute_modules=["mlp"])
+    selective = change(asked, recompute=Recompute.selective, recompute_modules=["mlp"])
     again, *_ = find_plans(selective)
     config, _ = check_settings(selective, overrides(selective, again))
     assert config.actor.recompute.value == "selective"
@@ -556,17 +556,17 @@ def test_long_responses_are_proposed_fp8_keys_and_values_and_carry_over(
     words += ["algorithm.prompts_per_step=512", "algorithm.group_size=16"]
     faster = "rollout.kv_cache_dtype=fp8 rollout.schedule=carry_over rollout.max_lag=2"
 
-    def planned(*more: str) -> str:
+    def plan_output(*more: str) -> str:
         assert main(["plan", "layout", *words, *more]) == 0
         return capsys.readouterr().out
 
-    text = planned("rollout.max_response_tokens=27648")
+    text = plan_output("rollout.max_response_tokens=27648")
     head, *lines = text.partition("faster than ")[2].splitlines()[:4]
     seconds = [float(head.split()[0].replace(",", ""))]
     seconds += [float(line.split(": ")[1].split()[0].replace(",", "")) for line in lines if line]
     assert len(seconds) == 4 and seconds == sorted(seconds, reverse=True)
     assert lines[-1].strip().startswith(f"{faster} algorithm.correction.kind=token_truncate")
     # As it would be given.
-    given = planned("rollout.max_response_tokens=27648", "rollout.kv_cache_dtype=fp8")
+    given = plan_output("rollout.max_response_tokens=27648", "rollout.kv_cache_dtype=fp8")
     assert "kv_cache_dtype" not in given.partition("faster than ")[2].partition("assumed")[0]
-    assert "faster than" not in planned("rollout.max_response_tokens=2048")
+    assert "faster than" not in plan_output("rollout.max_response_tokens=2048")

@@ -253,16 +253,20 @@ def test_a_phase_holds_what_it_has_loaded(offload, resident, log_probs, value_tr
     actor, step = ActorShape(Layout(1), 0, 8192), Step(8, 8192, value_model=True, offload=offload)
     named = {phase.name: phase.terms for phase in stage_phases(one, actor, step, 0)}
 
-    def held(name):
+    def bytes_per_parameter(name):
         terms = named[name]
         state = terms.get("state", 0.0) + terms.get("value model", 0.0)
         return state / parameters_of_rank(one, actor.layout, 0)
 
-    assert held("state") == resident
-    assert held("log-probs") == log_probs
-    assert held("value training") == value_training
+    assert bytes_per_parameter("state") == resident
+    assert bytes_per_parameter("log-probs") == log_probs
+    assert bytes_per_parameter("value training") == value_training
     # The policy's update has its own state, and of the value model what stays.
-    assert held("training") == held("optimizer step") == 18 + resident / 2
+    assert (
+        bytes_per_parameter("training")
+        == bytes_per_parameter("optimizer step")
+        == 18 + resident / 2
+    )
     moved = {"none": 0, "optimizer": 12, "all": 14}[offload]
     assert moved_bytes(one, actor, step) == 2 * moved * parameters_of_rank(one, actor.layout, 0)
 

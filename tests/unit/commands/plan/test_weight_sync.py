@@ -16,7 +16,7 @@ SPEC = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
 BYTES = 2 * SPEC.num_parameters
 
 
-def predicted(actor, *, colocated, spec=SPEC, buckets=30, engine_tp=2, gpus_per_node=8):
+def predict_sync(actor, *, colocated, spec=SPEC, buckets=30, engine_tp=2, gpus_per_node=8):
     found = sync_time(
         spec,
         actor,
@@ -33,22 +33,22 @@ def predicted(actor, *, colocated, spec=SPEC, buckets=30, engine_tp=2, gpus_per_
 
 
 def test_gathering_is_over_links_within_a_node_and_over_the_network_between():
-    on_node = predicted(Layout(4, 2), colocated=True)
+    on_node = predict_sync(Layout(4, 2), colocated=True)
     assert on_node.gather_s == pytest.approx(7 / 8 * BYTES / (450e9 * 0.7))
-    apart = predicted(Layout(4, 2), colocated=True, gpus_per_node=4)
+    apart = predict_sync(Layout(4, 2), colocated=True, gpus_per_node=4)
     assert apart.gather_s == pytest.approx(on_node.gather_s * 450 / 50)
     assert apart.calls_s == on_node.calls_s == 30 * CALL_S
     # A rank that has the whole model gathers nothing.
-    assert predicted(Layout(), colocated=True).gather_s == 0
+    assert predict_sync(Layout(), colocated=True).gather_s == 0
 
 
 def test_engines_apart_get_all_bytes():
-    assert predicted(Layout(4), colocated=False).send_s > BYTES / (50e9 * 0.7)
+    assert predict_sync(Layout(4), colocated=False).send_s > BYTES / (50e9 * 0.7)
 
 
 def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper():
     for colocated in (True, False):
-        assert predicted(Layout(4, 2), colocated=colocated).seconds <= 1.5
+        assert predict_sync(Layout(4, 2), colocated=colocated).seconds <= 1.5
 
 
 @pytest.mark.parametrize("workers", [4, 8])
@@ -58,7 +58,7 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
 
     def of(colocated):
         layout = Layout(4, 4, 8, expert_parallel=8)
-        return predicted(layout, colocated=colocated, spec=spec, buckets=890, engine_tp=workers)
+        return predict_sync(layout, colocated=colocated, spec=spec, buckets=890, engine_tp=workers)
 
     network, experts = 50e9 * 0.7, 2 * spec.num_expert_parameters
     dense = 2 * spec.num_parameters - experts
@@ -82,7 +82,7 @@ def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_ov
     weights_bytes = 2 * spec.num_parameters
 
     def of(actor, workers):
-        return predicted(actor, colocated=False, spec=spec, buckets=64, engine_tp=workers)
+        return predict_sync(actor, colocated=False, spec=spec, buckets=64, engine_tp=workers)
 
     whole_s = weights_bytes / (50e9 * 0.7) + 8 * weights_bytes / 3350e9
     assert of(Layout(expert_parallel=8), 1).send_s == pytest.approx(whole_s)

@@ -167,19 +167,19 @@ def test_the_layout_is_the_run_s_unless_another_one_is_given(model):
 def test_a_layout_that_cannot_do_it(model):
     made = source(model)
 
-    def said(sequences, *overrides):
+    def refusal(sequences, *overrides):
         config = run_config(made, 5, read_choices(list(overrides)), Path("f"))
         with pytest.raises(ConfigError) as error:
             check_ranks(config, CPU, sequences)
         return str(error.value)
 
-    assert "actor.tensor_parallel=3" in said(8, "actor.tensor_parallel=3")
-    assert "needs 32" in said(8, "actor.data_parallel=16")
+    assert "actor.tensor_parallel=3" in refusal(8, "actor.tensor_parallel=3")
+    assert "needs 32" in refusal(8, "actor.data_parallel=16")
     config, other = both(model, "algorithm.minibatches_per_step=5")
     with pytest.raises(ConfigError, match=r"minibatches_per_step=5 x 2 .* needs 10"):
         check_ranks(config, CPU, 8, other)
     made = source(model, device="cuda")
-    assert "cluster.device=cpu redoes" in said(8)
+    assert "cluster.device=cpu redoes" in refusal(8)
     config = run_config(made, 5, read_choices(["cluster.device=cpu"]), Path("f"))
     assert config.cluster.device is Device.cpu
 

@@ -33,7 +33,7 @@ def again(run, step, **changed):
     """The step's digests as a replay makes them."""
     digests = StepDigests()
     monitor = SimpleNamespace(digests=digests, phase=lambda _: _Nothing())
-    run.train_on(monitor, step, run.trained(step))
+    run.train_on(monitor, step, run.trained_groups(step))
     run.weights = {f"layer.{i}.weight": torch.full((4, 3), float(i + step)) for i in range(3)}
     digest_gradient(digests, changed.get("gradient", run.gradient(step)), run.gradients(step))
     if "weight" in changed:
@@ -134,7 +134,7 @@ def both(changes):
     for row, change in changes.items():
         other[row] += change
 
-    def seen(pulls, norm):
+    def reports(pulls, norm):
         """Two ranks, the first of which has the last two sequences."""
         lengths = made.response_lengths
         at = int(lengths[:2].sum())
@@ -147,7 +147,7 @@ def both(changes):
 
     kept = KeptStep(batch, 0.0, 0.0, LAYOUT)
     metrics = {"train/loss": 0.2, "train/lr": 1.0, "correction/rejected_share": 0.5}
-    return Both(kept, seen(PULLS, 0.0), seen(other, 2.0), [{"loss": 0.2}], metrics, True)
+    return Both(kept, reports(PULLS, 0.0), reports(other, 2.0), [{"loss": 0.2}], metrics, True)
 
 
 class Tokenizer:
@@ -155,7 +155,7 @@ class Tokenizer:
         return " ".join(map(str, ids))
 
 
-def compared(changes, monkeypatch):
+def compare_changes(changes, monkeypatch):
     monkeypatch.setattr(alternative, "load_tokenizer", lambda _: Tokenizer())
     digests = StepDigests(numbers={"gradient": [{"loss": 0.1}]})
     metrics = {"train/loss": 0.1, "train/lr": 1.0, "train/grad_norm": 2.0}
@@ -166,7 +166,7 @@ def compared(changes, monkeypatch):
 
 
 def test_tokens_that_change_most_are_named(monkeypatch):
-    found, text = compared({0: 1.0, 6: 3.0, 9: -2.0, 17: 2.0}, monkeypatch)
+    found, text = compare_changes({0: 1.0, 6: 3.0, 9: -2.0, 17: 2.0}, monkeypatch)
     gain, lose = found["gain"], found["lose"]
     assert [(one["sample"], one["position"]) for one in gain] == [("p0/1", 2), ("p1/1", 4)]
     assert [(one["sample"], one["position"]) for one in lose] == [("p1/0", 0)]
@@ -179,12 +179,12 @@ def test_tokens_that_change_most_are_named(monkeypatch):
 
 
 def test_the_same_update_has_no_such_tokens(monkeypatch):
-    found, _ = compared({}, monkeypatch)
+    found, _ = compare_changes({}, monkeypatch)
     assert found["gain"] == found["lose"] == [] and found["equal_pulls"] == 1.0
 
 
 def test_what_is_shown_of_metrics_and_gradients(monkeypatch):
-    found, text = compared({0: 1.0}, monkeypatch)
+    found, text = compare_changes({0: 1.0}, monkeypatch)
     norms = {"own_norm": 2.0, "other_norm": 2.0, "cosine": pytest.approx(1.5)}
     assert found["gradients"] == [norms]
     assert found["metrics"] == {

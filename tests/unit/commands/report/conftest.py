@@ -9,7 +9,7 @@ from rlmath.monitor.digests import sample_key
 from rlmath.monitor.token_files import write_tokens
 from rlmath.training.supervise import _notify
 from rlmath.training.token_traces import traced_places
-from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, in_turns, traced
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, in_turns, trace
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def make_run():
                     firsts = [one.samples[0] for one in groups]
                     places = traced_places([sample_key(one) for one in firsts], 1)
                     # A run that knows no traces is shown as well.
-                    shown = [traced(firsts[place]) for place in places if step > 1]
+                    shown = [trace(firsts[place]) for place in places if step > 1]
                     write_tokens(folder, step, shown)
                     metrics |= {
                         "rollout/rewards": float(step),

@@ -56,7 +56,7 @@ def in_turns(made):
     return Group(made.problem, (*others, dataclasses.replace(last, sample=turns)))
 
 
-def traced(graded):
+def trace(graded):
     """Possible traces of a sample, in a step with a reference model. Its first token
     is clipped, its second one left out, and its last one not in the loss."""
     sample = graded.sample

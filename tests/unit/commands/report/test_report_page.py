@@ -16,7 +16,7 @@ from rlmath.cli import main
 from rlmath.commands.report.page import FOLDER, SCRIPTS
 from rlmath.commands.report.tokens import columns_of
 from rlmath.commands.report.traces import MAX_LINKS, traces_of
-from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_data, traced
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_data, trace
 
 
 class Page(HTMLParser):
@@ -169,7 +169,7 @@ def test_values_by_token(text: str) -> None:
 def test_outputs_of_tools_have_no_differences() -> None:
     graded = group("p", [5.0], ["2"], step=6).samples[0]
     row = {"segments": [["model", 3, ""], ["observation", 4, ""], ["model", 2, ""]]}
-    found = columns_of(row, traced(graded))
+    found = columns_of(row, trace(graded))
     assert found is not None
     assert [bool(one) for one in found["reference"]] == [True] * 3 + [False] * 4 + [True] * 2
     assert list(found["difference"][:8]) == [0, 0.125, 0.25, 0, 0, 0, 0, 0.875]
@@ -255,12 +255,12 @@ def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(
 ) -> None:
     folder = make_run(tmp_path / "run")
 
-    def linked() -> int:
+    def count_links() -> int:
         assert main(["report", str(folder)]) == 0
         page = (folder / "report.html").read_text(encoding="utf-8")
         return len(page_data(page)["runs"][0]["traces"])
 
-    assert linked() == 0
+    assert count_links() == 0
     step = folder / "profile" / "step_000005"
     step.mkdir(parents=True)
     for name in ("rank_0.json.gz", ".rank_1.json.gz", "engine_0 #1.json.gz"):
@@ -274,7 +274,7 @@ def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(
         "../run/profile/step_000005/engine_0%20%231.json.gz",
         "../run/profile/step_000005/rank_0.json.gz",
     ]
-    assert linked() == 2
+    assert count_links() == 2
     for rank in range(MAX_LINKS):
         (step / f"rank_{rank}.json.gz").touch()
     assert traces_of(folder, folder)[-1] == ["and 1 more", "profile"]

@@ -36,7 +36,7 @@ def sample(index, tokens, log_prob, seed=None):
     )
 
 
-def drawn(groups, size, choices, length):
+def draw(groups, size, choices, length):
     """Groups of samples of ``length`` tokens, each of ``choices`` alike ones."""
     p = -math.log(choices)
     return [
@@ -55,12 +55,12 @@ def test_one_seed_twice():
 def test_chance_is_no_alarm(choices, length):
     """From a policy that always says the same to one that never does."""
     for _ in range(20):
-        assert dependent_samples(drawn(32, 8, choices, length)) == []
+        assert dependent_samples(draw(32, 8, choices, length)) == []
 
 
 @pytest.mark.parametrize(("choices", "length", "groups"), [(2, 4, 32), (50, 20, 1), (2, 1, 64)])
 def test_copies_are_an_alarm(choices, length, groups):
-    made = drawn(groups, 8, choices, length)
+    made = draw(groups, 8, choices, length)
     copies = [
         [sample(i, g[0].token_ids.tolist(), -math.log(choices)) for i in range(8)] for g in made
     ]
@@ -69,7 +69,7 @@ def test_copies_are_an_alarm(choices, length, groups):
 
 
 def test_one_copy_of_a_long_response_is_enough():
-    made = drawn(32, 8, 50, 20)
+    made = draw(32, 8, 50, 20)
     made[3][5] = sample(5, made[3][4].token_ids.tolist(), -math.log(50))
     (sentence,) = dependent_samples(made)
     assert "1 of 128 pairs" in sentence and "samples 4 and 5" in sentence

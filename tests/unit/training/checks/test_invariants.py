@@ -22,7 +22,7 @@ def settings(*overrides):
     return load(["experiment=quickstart", "algorithm.minibatches_per_step=2", *overrides])
 
 
-def broken(config, *minibatches, **changes):
+def violations_of(config, *minibatches, **changes):
     result = UpdateResult(
         [KEPT | one for one in minibatches], changes.pop("early_stopped", {}), None
     )
@@ -31,16 +31,20 @@ def broken(config, *minibatches, **changes):
 
 
 def test_a_right_step_breaks_none():
-    assert broken(settings(), {}, {"importance_ratio": 1.2, "kl": 0.3}) == []
+    assert violations_of(settings(), {}, {"importance_ratio": 1.2, "kl": 0.3}) == []
 
 
 def test_the_first_ratio_is_one():
-    (sentence,) = broken(settings(), {"importance_ratio": 1.0004}, {})
+    (sentence,) = violations_of(settings(), {"importance_ratio": 1.0004}, {})
     assert "first minibatch is 1.0004000, not 1 to within 1e-05" in sentence
     # Log-probs of the engine differ by right; bfloat16 rounds; a discarded one has its own word.
-    assert not broken(settings("algorithm.old_log_probs=engine"), {"importance_ratio": 1.1}, {})
-    assert not broken(settings("model.dtype=bfloat16"), {"importance_ratio": 1.0004}, {})
-    assert not broken(settings(), {"importance_ratio": 9.0}, {}, early_stopped={0: "above 5"})
+    assert not violations_of(
+        settings("algorithm.old_log_probs=engine"), {"importance_ratio": 1.1}, {}
+    )
+    assert not violations_of(settings("model.dtype=bfloat16"), {"importance_ratio": 1.0004}, {})
+    assert not violations_of(
+        settings(), {"importance_ratio": 9.0}, {}, early_stopped={0: "above 5"}
+    )
 
 
 def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise():
@@ -48,11 +52,13 @@ def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise():
     config = settings("model.dtype=bfloat16", "algorithm.kl_coef=0.1")
     unsure = {"importance_ratio": 1.03, "kl": 0.03}
     assert (
-        len(broken(config, unsure, {})) == len(broken(config, unsure, {}, noise_excess=0.02)) == 2
+        len(violations_of(config, unsure, {}))
+        == len(violations_of(config, unsure, {}, noise_excess=0.02))
+        == 2
     )
-    assert not broken(config, unsure, {}, noise_excess=0.07)
-    assert len(broken(config, unsure, {}, noise_excess=math.nan)) == 2
-    assert broken(settings(), {"importance_ratio": 1.0004}, {}, noise_excess=0.07), "float32"
+    assert not violations_of(config, unsure, {}, noise_excess=0.07)
+    assert len(violations_of(config, unsure, {}, noise_excess=math.nan)) == 2
+    assert violations_of(settings(), {"importance_ratio": 1.0004}, {}, noise_excess=0.07), "float32"
 
 
 def test_the_noise_is_that_of_the_runs_gate():
@@ -66,59 +72,61 @@ def test_the_noise_is_that_of_the_runs_gate():
 
 def test_without_a_learning_rate_all_ratios_are_one():
     still = {"lr": 0.0}
-    assert not broken(settings(), still, still)
-    (sentence,) = broken(settings(), still, still | {"importance_ratio": 0.99})
+    assert not violations_of(settings(), still, still)
+    (sentence,) = violations_of(settings(), still, still | {"importance_ratio": 0.99})
     assert "minibatch 1 is 0.9900000" in sentence and "learning rate is 0" in sentence
 
 
 def test_the_reference_is_the_policy_at_first():
     config = settings("algorithm.kl_coef=0.1")
-    (sentence,) = broken(config, {"kl": 0.002}, {"kl": 0.3})
+    (sentence,) = violations_of(config, {"kl": 0.002}, {"kl": 0.3})
     assert "KL to the reference is 0.002" in sentence
-    assert not broken(config, {"kl": 0.002}, {}, first_step=False)
+    assert not violations_of(config, {"kl": 0.002}, {}, first_step=False)
 
 
 def test_old_log_probs_of_the_present_weights_are_named():
     same = {"approx_kl": 0.0}
-    (sentence,) = broken(settings(), same, same)
+    (sentence,) = violations_of(settings(), same, same)
     assert "minibatch 1 is exactly 1 in every token" in sentence
-    assert not broken(settings(), same, {"approx_kl": 1e-12})
+    assert not violations_of(settings(), same, {"approx_kl": 1e-12})
     for still in ({"lr": 1e-9}, {"discarded": 1.0}, {"grad_norm": 0.0}):
-        assert not broken(settings(), same | still, same | still)
-    assert not broken(settings("algorithm.old_log_probs=engine"), same, same)
-    assert not broken(settings("actor.lora.rank=8"), same, same)
+        assert not violations_of(settings(), same | still, same | still)
+    assert not violations_of(settings("algorithm.old_log_probs=engine"), same, same)
+    assert not violations_of(settings("actor.lora.rank=8"), same, same)
 
 
 def test_reference_that_is_the_policy_is_named():
     config, later = settings("algorithm.kl_coef=0.1"), {"first_step": False, "has_moved": True}
-    (sentence,) = broken(config, {"kl": 0.0}, {"kl": 0.1}, **later)
+    (sentence,) = violations_of(config, {"kl": 0.0}, {"kl": 0.1}, **later)
     assert "KL to the frozen reference is exactly 0" in sentence
-    assert not broken(config, {"kl": 1e-9}, {"kl": 0.1}, **later)
-    assert not broken(config, {"kl": 0.0}, {"kl": 0.1}, first_step=False)
+    assert not violations_of(config, {"kl": 1e-9}, {"kl": 0.1}, **later)
+    assert not violations_of(config, {"kl": 0.0}, {"kl": 0.1}, first_step=False)
     renewed = settings("algorithm.kl_coef=0.1", "algorithm.reference.kind=averaged")
-    assert not broken(renewed, {"kl": 0.0}, {"kl": 0.1}, **later)
-    assert not broken(settings(), {"kl": 0.0}, {}, **later)
+    assert not violations_of(renewed, {"kl": 0.0}, {"kl": 0.1}, **later)
+    assert not violations_of(settings(), {"kl": 0.0}, {}, **later)
 
 
 def test_no_advantage_no_gradient():
     quiet = {"grad_norm": 0.0}
-    assert not broken(settings(), quiet, quiet, any_advantage=False)
-    (sentence,) = broken(settings(), quiet, {"grad_norm": 0.25}, any_advantage=False)
+    assert not violations_of(settings(), quiet, quiet, any_advantage=False)
+    (sentence,) = violations_of(settings(), quiet, {"grad_norm": 0.25}, any_advantage=False)
     assert "gradient norm of minibatch 1 is 0.25" in sentence
     with_entropy = settings("algorithm.entropy_coef=0.01")
-    assert not broken(with_entropy, {"grad_norm": 0.25}, {}, any_advantage=False)
+    assert not violations_of(with_entropy, {"grad_norm": 0.25}, {}, any_advantage=False)
 
 
 def test_engines_give_routes_of_all_but_the_last_tokens():
-    def found(missing, lengths):
+    def message_of(missing, lengths):
         share = {"routing/engine_missing_share": missing / sum(lengths)}
         return " ".join(missing_routes(share, lengths))
 
-    assert not found(2, [100, 100])
-    assert not found(100, [2] * 100)  # Short ones have as much.
-    assert not found(21, [100, 100])
-    assert re.search(r"16\.0% of the tokens .*\(1\.0%\).* at most 10% more", found(32, [100, 100]))
-    assert "100.0% of the tokens" in found(200, [2] * 100)
+    assert not message_of(2, [100, 100])
+    assert not message_of(100, [2] * 100)  # Short ones have as much.
+    assert not message_of(21, [100, 100])
+    assert re.search(
+        r"16\.0% of the tokens .*\(1\.0%\).* at most 10% more", message_of(32, [100, 100])
+    )
+    assert "100.0% of the tokens" in message_of(200, [2] * 100)
 
 
 def test_on_fail_stops_or_warns():
@@ -127,7 +135,7 @@ def test_on_fail_stops_or_warns():
     class Listener:
         warn = staticmethod(warnings.append)
 
-    sentences = broken(config, {"importance_ratio": 2.0})
+    sentences = violations_of(config, {"importance_ratio": 2.0})
     with pytest.raises(InvariantError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
         report(config, sentences, 7, Listener())
     lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)

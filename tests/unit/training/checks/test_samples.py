@@ -28,7 +28,7 @@ PROBLEM = Problem("p", "?", (1,), ("2",))
 MATH = SimpleNamespace(label="math", weight=1.0, reward=MathAnswer(5.0, -5.0))
 
 
-def graded(tokens, reason="stop", **changes):
+def grade(tokens, reason="stop", **changes):
     text = " ".join(map(str, tokens))
     arrays = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32)
     sample = Sample("p", 0, *arrays, text, reason, ((0, 0),), 1, 0)
@@ -40,41 +40,41 @@ def graded(tokens, reason="stop", **changes):
 @pytest.mark.parametrize(
     ("sample", "problem"),
     [
-        (graded([1, 2, EOS]), None),
-        (graded([1, 2, 3, 4], "length"), None),
-        (graded([1, 2, 3, EOS]), None),
-        (graded([1, 2]), "end-of-sequence token was lost"),
-        (graded([]), "end-of-sequence token was lost"),
-        (graded([1, EOS, 2, EOS]), "token 9 as token 2 of 4"),
-        (graded([1, 2, 3], "length"), "3 tokens, but the limit is 4"),
+        (grade([1, 2, EOS]), None),
+        (grade([1, 2, 3, 4], "length"), None),
+        (grade([1, 2, 3, EOS]), None),
+        (grade([1, 2]), "end-of-sequence token was lost"),
+        (grade([]), "end-of-sequence token was lost"),
+        (grade([1, EOS, 2, EOS]), "token 9 as token 2 of 4"),
+        (grade([1, 2, 3], "length"), "3 tokens, but the limit is 4"),
     ],
 )
 def test_end_of_a_response_is_what_its_finish_reason_says(sample, problem):
-    found = wrong_ends([graded([1, EOS]), sample], frozenset([EOS]), frozenset([LIMIT]))
+    found = wrong_ends([grade([1, EOS]), sample], frozenset([EOS]), frozenset([LIMIT]))
     assert (problem is None and not found) or (problem is not None and problem in found[0])
 
 
 def test_limit_of_samples_from_before_a_resume_is_not_judged():
-    short = graded([1, 2, 3], "length")
+    short = grade([1, 2, 3], "length")
     assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 0)
     assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 1) == []
 
 
 def test_model_without_an_end_is_not_judged_by_it():
-    assert wrong_ends([graded([1, 2])], frozenset(), frozenset([LIMIT])) == []
+    assert wrong_ends([grade([1, 2])], frozenset(), frozenset([LIMIT])) == []
 
 
 def test_reward_of_another_sample_is_named():
     items = [MATH, SimpleNamespace(label="format", weight=0.5, reward=None)]
-    right = graded([EOS], rewards={"math": 5.0, "format": 1.0}, reward=5.5)
-    missing = graded([EOS], rewards={"math": None, "format": 1.0}, reward=0.5)
+    right = grade([EOS], rewards={"math": 5.0, "format": 1.0}, reward=5.5)
+    missing = grade([EOS], rewards={"math": None, "format": 1.0}, reward=0.5)
     assert wrong_rewards([right, missing], items, False) == []
     (sentence,) = wrong_rewards([dataclasses.replace(right, reward=-4.5)], items, False)
     assert "add up to 5.5" in sentence
     other = dataclasses.replace(right, rewards={"math": -5.0, "format": 1.0}, reward=-4.5)
     (sentence,) = wrong_rewards([other], items, False)
     assert "math gives 5, but it has -5" in sentence
-    truncated = graded([1, 2, 3, 4], "length", reward=1.0)
+    truncated = grade([1, 2, 3, 4], "length", reward=1.0)
     assert wrong_rewards([truncated], [MATH], True) == []
     assert wrong_rewards([truncated], [MATH], False)
 
@@ -83,7 +83,7 @@ def test_text_of_other_tokens_is_named():
     def decode(tokens):
         return " ".join(map(str, tokens)) + "\n"
 
-    one = graded([1, EOS])
+    one = grade([1, EOS])
     assert wrong_text(one, decode) == []
     other = dataclasses.replace(one, sample=dataclasses.replace(one.sample, text="1 8"))
     assert "not that of its tokens" in wrong_text(other, decode)[0]
@@ -94,7 +94,7 @@ def test_text_of_other_tokens_is_named():
 
 def test_prompt_that_the_engine_did_not_read_is_named():
     def read_by_engine(digest):
-        one = graded([EOS])
+        one = grade([EOS])
         sample = dataclasses.replace(one.sample, prompt_digest=digest)
         return Group(PROBLEM, (one, dataclasses.replace(one, sample=sample)))
 
@@ -106,7 +106,7 @@ def test_prompt_that_the_engine_did_not_read_is_named():
 
 
 def test_grade_of_another_text_is_named():
-    one = graded([EOS])
+    one = grade([EOS])
 
     def again(status, answer):
         return wrong_grade(one, Grade(status == "correct", status, answer, "2", "exact", 0.0))
@@ -144,7 +144,7 @@ def test_grades_moved_within_a_group_are_among_those_looked_at(shift):
         if len({*pattern}) == 1:
             continue
         given = pattern[shift:] + pattern[:shift]
-        samples = tuple(graded([i, EOS], correct=right) for i, right in enumerate(given))
+        samples = tuple(grade([i, EOS], correct=right) for i, right in enumerate(given))
         for step in range(1, 9):
             _, again = choose([Group(PROBLEM, samples)], step)
             places = [int(one.sample.token_ids[0]) for one in again]
@@ -154,7 +154,7 @@ def test_grades_moved_within_a_group_are_among_those_looked_at(shift):
 
 def test_groups_with_both_outcomes_are_looked_at_in_turn():
     def group(name, *correct):
-        samples = tuple(graded([i, EOS], correct=one) for i, one in enumerate(correct))
+        samples = tuple(grade([i, EOS], correct=one) for i, one in enumerate(correct))
         return Group(dataclasses.replace(PROBLEM, id=name), samples)
 
     sure, first, second = (
@@ -173,7 +173,7 @@ TURNS = (("model", 0), ("observation", 2), ("model", 3))
 
 
 def in_turns(tokens, reason="stop", **changes):
-    one = graded(tokens, reason)
+    one = grade(tokens, reason)
     return dataclasses.replace(
         one, sample=dataclasses.replace(one.sample, **{"segments": TURNS} | changes)
     )
@@ -206,5 +206,5 @@ def test_each_turn_may_end_with_a_stop_token(sample, problem):
     ],
 )
 def test_segments_begin_and_end_with_the_models(changes, problem):
-    found = wrong_segments([graded([1]), in_turns([1, 2, 3, 4, EOS], **changes)])
+    found = wrong_segments([grade([1]), in_turns([1, 2, 3, 4, EOS], **changes)])
     assert found == [] if problem is None else problem in found[0]

@@ -23,7 +23,7 @@ ADVANTAGES = torch.tensor([0.7, -0.7, 1.2, -0.4])
 PLACES = torch.tensor([2, 0, 3, 1])
 
 
-def reported(advantages, loss="ppo_clip", noise=0.0):
+def make_report(advantages, loss="ppo_clip", noise=0.0):
     """Report of one micro-batch after its backward pass; ``advantages`` ``[R]`` by place."""
     lengths = torch.tensor(LENGTHS)[PLACES]
     tokens = int(lengths.sum())
@@ -74,7 +74,7 @@ def by_token(values):
     return torch.repeat_interleave(values[PLACES], torch.tensor(LENGTHS)[PLACES])
 
 
-def expected():
+def expectation():
     counts = torch.tensor(LENGTHS).double()
     counts[1] = 0  # At place 3 of the report, which is masked.
     return Expected(list("abcd"), [0, 0, 1, 1], torch.arange(4) * 7, counts, ADVANTAGES.double())
@@ -82,19 +82,19 @@ def expected():
 
 @pytest.mark.parametrize("loss", LOSSES.names())
 def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss):
-    report = reported(by_token(ADVANTAGES), loss)
+    report = make_report(by_token(ADVANTAGES), loss)
     assert wrong_gradients(report, 0.0, alone=True) == []
-    report = reported(by_token(ADVANTAGES), loss, noise=0.01)
+    report = make_report(by_token(ADVANTAGES), loss, noise=0.01)
     assert wrong_gradients(report, 0.01, alone=True) == []
     turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1, 1, 1, 1]))
     assert "of 3 of 4 sequences" in wrong_gradients(turned, 0.01, alone=True)[0]
 
 
 def test_healthy_report_breaks_nothing():
-    report = reported(by_token(ADVANTAGES))
+    report = make_report(by_token(ADVANTAGES))
     assert wrong_places(report, list("abcd"), complete=True) == []
-    assert wrong_tokens(report, expected()) == []
-    assert wrong_advantages(report, expected()) == []
+    assert wrong_tokens(report, expectation()) == []
+    assert wrong_advantages(report, expectation()) == []
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_healthy_report_breaks_nothing():
     ],
 )
 def test_advantages_of_another_sign_or_order_are_named(advantages, cause):
-    (sentence,) = wrong_advantages(reported(advantages), expected())
+    (sentence,) = wrong_advantages(make_report(advantages), expectation())
     assert any(one in sentence for one in cause.split("|"))
 
 
 def test_sequences_of_another_rank_are_named():
-    report = reported(by_token(ADVANTAGES))
+    report = make_report(by_token(ADVANTAGES))
     twice = dataclasses.replace(report, places=torch.tensor([2, 0, 0, 2]))
     (sentence,) = wrong_places(twice, list("abcd"), complete=True)
     assert "(a, c)" in sentence and "(b, d)" in sentence
@@ -120,14 +120,14 @@ def test_sequences_of_another_rank_are_named():
 
 
 def test_other_tokens_are_named():
-    report = reported(by_token(ADVANTAGES))
+    report = make_report(by_token(ADVANTAGES))
     other = dataclasses.replace(report, tokens=report.tokens + torch.tensor([0, 1, 0, 0]))
-    (sentence,) = wrong_tokens(other, expected())
+    (sentence,) = wrong_tokens(other, expectation())
     assert "1 of 4" in sentence and "(a)" in sentence
 
 
 def test_micro_batch_without_a_gradient_is_named():
-    report = reported(by_token(ADVANTAGES))
+    report = make_report(by_token(ADVANTAGES))
     sums = report.sums.clone()
     sums[:2, GRADIENT] = torch.nan
     none = dataclasses.replace(report, sums=sums)

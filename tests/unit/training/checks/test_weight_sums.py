@@ -22,7 +22,7 @@ def settings(kind):
     return dataclasses.replace(config, algorithm=algorithm)
 
 
-def reported(kind, factor=1.0):
+def report(kind, factor=1.0):
     """Reports of the ranks on each minibatch."""
     found = []
     for members in minibatches(GROUPS.tolist(), 2, 11):
@@ -44,26 +44,26 @@ def test_every_aggregation_has_a_formula():
 
 def test_nothing_is_expected_of_an_aggregation_of_a_plug_in():
     expected = expected_sums(settings("mine.py:sqrt_length"), SEQUENCES, 11)
-    assert expected == [] and wrong_sums(expected, reported("token_mean", 3.0)) == []
+    assert expected == [] and wrong_sums(expected, report("token_mean", 3.0)) == []
 
 
 @pytest.mark.parametrize("kind", SUMS)
 def test_right_weights_pass_and_others_do_not(kind):
     expected = expected_sums(settings(kind), SEQUENCES, 11)
-    assert wrong_sums(expected, reported(kind)) == []
-    (first, _) = wrong_sums(expected, reported(kind, 0.5))
+    assert wrong_sums(expected, report(kind)) == []
+    (first, _) = wrong_sums(expected, report(kind, 0.5))
     assert "minibatch 0" in first and f"gives {expected[0].total:.7g}" in first
     for other in SUMS:
         if other != kind:
-            assert wrong_sums(expected, reported(other)), f"{other} is taken for {kind}"
+            assert wrong_sums(expected, report(other)), f"{other} is taken for {kind}"
 
 
 def test_a_lost_mask_shows_in_the_tokens():
     expected = expected_sums(settings("token_mean"), SEQUENCES, 11)
-    lost = [one | {"token_count": one["token_count"] + 6} for one in reported("token_mean")]
+    lost = [one | {"token_count": one["token_count"] + 6} for one in report("token_mean")]
     (first, _) = wrong_sums(expected, lost)
     assert f"lengths and masks give {expected[0].tokens}" in first
-    not_a_number = [one | {"loss_weight": float("nan")} for one in reported("token_mean")]
+    not_a_number = [one | {"loss_weight": float("nan")} for one in report("token_mean")]
     assert len(wrong_sums(expected, not_a_number)) == 2
 
 

@@ -52,11 +52,11 @@ class Host:
         self._traffic.given[method] += len(pickle.dumps(arguments, 5))
         found = getattr(self._stubs[index], method)(*arguments)
         if isinstance(found, Iterator):
-            return self._counted(method, found)
+            return self._count(method, found)
         self._traffic.answered[method] += len(pickle.dumps(found, 5))
         return found
 
-    def _counted(self, method, values):
+    def _count(self, method, values):
         """Values that Ray takes one by one."""
         for value in values:
             self._traffic.answered[method] += len(pickle.dumps(value, 5))
