@@ -233,7 +233,7 @@ def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(monkeypa
 
 
 def rank_of(patch):
-    """A Megatron rank's Ray actor as far as it deals with engines."""
+    """A Megatron rank's Ray actor as far as it serves engines."""
     parallel = ParallelRank()
     rank = ActorWorker.__new__(ActorWorker)
     rank.rank, rank.platform, rank.connection = 0, CUDA, None

@@ -109,7 +109,7 @@ def test_an_update_has_them(ranks, tiny_model):
         Layout(2, 1, 1), run_updates, tiny_model
     ):
         assert first == again and first.keys() == other.keys()
-        # Another seed deals the sequences to minibatches in another way.
+        # Another seed shards the sequences into other minibatches.
         assert sum(first[name] != other[name] for name in first) > 0.9 * len(first)
         assert all("lora_" in name for name in adapted) and any(adapted.values())
         assert {"value_head.weight", "value_head.bias"} <= before.keys()

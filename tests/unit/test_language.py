@@ -1,7 +1,7 @@
 """Words that the glossary replaces, and British spellings, stay out of pages, settings and code.
 
-In the package and its tools, docstrings and comments begin with a noun phrase or a verb, no
-function is named by a participle, and the glossary's words are found in all their forms.
+Docstrings and comments begin with a noun phrase or a verb, no function is named by a participle,
+and the glossary's words are found in all their forms.
 """
 
 import re
