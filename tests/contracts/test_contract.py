@@ -66,12 +66,12 @@ def how(request, monkeypatch):
 
 @pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("row", HOLDS, ids=lambda row: row.target)
-def test_what_holds(row):
+def test_valid_row_passes(row):
     check(row)
 
 
 @pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row.target)
-def test_what_is_broken_says_what_breaks(row):
+def test_broken_row_says_what_breaks(row):
     with pytest.raises(pytest.fail.Exception, match=r": x$"):
         check(row)

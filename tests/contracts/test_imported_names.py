@@ -12,7 +12,7 @@ NAMES = imported_names()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda part: part or "(module)")
-def test_it_is_there(module, name):
+def test_imported_name_exists(module, name):
     assert contract.reachable(module, name), (
         f"{module} has no {name}, which {', '.join(NAMES[module, name])} imports"
     )

@@ -58,7 +58,7 @@ def test_batch_invariant_products_overwrite_where_they_should_add():
     assert "out.copy_(result)" in text and "accumulate" not in text
 
 
-def test_what_batch_invariance_replaces():
+def test_batch_invariant_replacements_exist_in_megatron():
     """Products and means of torch, products and the norm module of Transformer Engine; neither
     grouped products (experts) nor the norm inside LayerNormLinear, which other names call."""
     text = source(KERNELS)

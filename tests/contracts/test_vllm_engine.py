@@ -134,7 +134,7 @@ def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path):
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_it_is_a_shorthand_of_online_quantization():
+def test_fp8_is_a_shorthand_of_online_quantization():
     from vllm.config.quantization import _ONLINE_SHORTHANDS
     from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticChannelSym
 

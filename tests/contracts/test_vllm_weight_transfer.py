@@ -103,7 +103,7 @@ def test_tensors_of_any_size_arrive_twice(monkeypatch, cuda, backend):
             assert torch.equal(worker.updates[-1][name], tensor), name
 
 
-def test_what_vllm_does_not_take():
+def test_vllm_refuses_unaligned_tensors():
     """A tensor whose place is no multiple of its element's size cannot be unpacked. The weights are
     of one type, so every place is; a second type (float32 routers, say) would need padding."""
     from vllm.distributed.weight_transfer import packed_tensor

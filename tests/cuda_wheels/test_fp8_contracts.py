@@ -77,7 +77,7 @@ ROWS = [
 
 
 @parametrize(ROWS)
-def test_transformer_engine(row):
+def test_fp8_row_of_transformer_engine_holds(row):
     check(row)
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.unit.locks import PYTHONS, installed_packages, read_lock, requirements, unmet
 
 
-def test_it_is_the_cuda_build():
+def test_torch_is_the_cuda_build():
     assert torch.version.cuda is not None
     assert importlib.metadata.version("vllm").count("cpu") == 0
 
@@ -21,7 +21,7 @@ def test_every_locked_package_is_installed_in_its_version():
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_packages_ask_for_is_locked_or_left_out(python):
+def test_package_requirements_are_locked_or_left_out(python):
     lock = read_lock("cuda", python)
     packages = installed_packages(lock)
     asked = list(requirements(packages, python))

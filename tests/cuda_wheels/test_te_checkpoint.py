@@ -109,7 +109,7 @@ def model(case, tmp_path):
     return tmp_path / "model"
 
 
-def test_everything_comes_back_here_and_on_a_machine_without_a_gpu(case, model, tmp_path):
+def test_te_checkpoint_loads_with_and_without_a_gpu(case, model, tmp_path):
     checkpoint, folder = tmp_path / "checkpoint", tmp_path / "exported"
     given = json.dumps({"lora": case.lora, "layout": dataclasses.asdict(case.layout)})
     answer = answer_of("te_checkpoint_program", "train", str(model), str(checkpoint), given)

@@ -38,7 +38,7 @@ def layers():
     return found
 
 
-def test_it_is_installed_completely():
+def test_transformer_engine_is_installed_completely():
     assert te_install.missing_part() is None
     program = "from rlmath.utils import transformer_engine as t; print(t.import_error())"
     assert run("-c", program) == "None"
@@ -114,7 +114,7 @@ def test_attention_does_not_wait_for_the_gpu():
     assert "if max_seqlen_q is None" in text
 
 
-def test_what_batch_invariance_relies_on():
+def test_te_names_for_batch_invariance_exist():
     arguments = [a.arg for a in function("cpp_extensions/gemm", "", "general_gemm").args.args]
     assert arguments[:3] == ["A", "B", "out_dtype"]
     assert {"accumulate", "layout", "out", "bias", "grad", "ub", "ub_type"} <= set(arguments)

@@ -54,11 +54,11 @@ NAMES = _names()
 
 
 @pytest.mark.parametrize(("user", "module", "name"), NAMES)
-def test_what_megatron_imports_is_there(user, module, name):
+def test_te_names_that_megatron_imports_exist(user, module, name):
     assert contract.reachable(module, name) == ((module, name) not in OPTIONAL)
 
 
-def test_what_the_project_imports_is_there():
+def test_te_names_that_the_project_imports_exist():
     names = imported_names(("transformer_engine",))
     assert names
     for module, name in names:
@@ -130,5 +130,5 @@ ROWS = [
 
 
 @parametrize(ROWS)
-def test_transformer_engine(row):
+def test_transformer_engine_row_holds(row):
     check(row)

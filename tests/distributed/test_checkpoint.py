@@ -258,7 +258,7 @@ def run_save_into(layout, platform, model, folder):
     return ""
 
 
-def test_what_a_load_refuses_and_what_it_takes_from_the_settings(ranks, tiny_model, tmp_path):
+def test_load_refusals_and_settings_after_a_load(ranks, tiny_model, tmp_path):
     def save(partial):
         assert ranks.run(TP2, run_save_into, tiny_model, partial) == ["", ""]
 
@@ -366,6 +366,6 @@ def run_unsaveable(layout, platform, model, which):
         ("none", "started"),
     ],
 )
-def test_what_could_not_be_saved_is_found_when_ranks_start(ranks, tiny_model, which, says):
+def test_unsaveable_stages_are_refused_at_the_start(ranks, tiny_model, which, says):
     (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, which)
     assert says in said

@@ -44,7 +44,7 @@ def test_workers_on_nodes_have_the_same_limits(grades_of_nodes):
 @pytest.mark.parametrize(
     "part", ["an actor dies", "a node is lost", "both nodes are lost", "at last"]
 )
-def test_what_is_lost_costs_no_grade(grades_of_nodes, part):
+def test_lost_grading_nodes_cost_no_grade(grades_of_nodes, part):
     assert grades_of_nodes[part] == grades_of_nodes["expected"][1:]
 
 
@@ -54,7 +54,7 @@ def test_a_node_comes_back_and_the_driver_is_the_last(grades_of_nodes):
     assert "no node has grading workers any more" in grades_of_nodes["log"]
 
 
-def test_nothing_waits_or_stays_after_the_end(grades_of_nodes):
+def test_closed_grading_pool_leaves_no_actor(grades_of_nodes):
     assert grades_of_nodes["closed"] == {"error": "the pool is closed"}
     assert "error" in grades_of_nodes["late"] or grades_of_nodes["late"]["verdict"]
     assert grades_of_nodes["left"] == 0

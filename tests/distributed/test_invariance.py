@@ -70,7 +70,7 @@ def check(found, expected):
 
 
 @on_layouts(first=1)
-def test_over_layouts(ranks, tiny_model, alone, layout):
+def test_losses_are_invariant_over_layouts(ranks, tiny_model, alone, layout):
     batch, expected = alone
     for found in ranks.run(layout, run, tiny_model, batch, 2, 64, FEW):
         check(found, expected)

@@ -277,7 +277,7 @@ def make_experts(folder):
     ],
     ids=str,
 )
-def test_other_families_are_those_of_a_dense_model(ranks, tmp_path, make, targets, layout):
+def test_lora_families_match_a_dense_model(ranks, tmp_path, make, targets, layout):
     model = make(tmp_path / "model")
     # Large changes of a gated delta net amplify rounding.
     alpha = 0.5 if make is make_hybrid else ALL.alpha
@@ -359,7 +359,7 @@ def run_merged(layout, platform, model, folder, lora):
 @pytest.mark.parametrize(
     ("which", "layout"), [("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))], ids=str
 )
-def test_what_is_sent_is_the_merged_model(ranks, tiny_model, adapters, tmp_path, which, layout):
+def test_lora_sync_sends_the_merged_model(ranks, tiny_model, adapters, tmp_path, which, layout):
     check_sent(ranks, tiny_model, adapters[which], layout, tmp_path)
 
 
@@ -493,7 +493,7 @@ def another(model, folder):
     return str(folder)
 
 
-def test_other_adapters_and_another_base_model_are_refused(ranks, tiny_model, tmp_path):
+def test_lora_resume_refuses_another_adapter_or_base(ranks, tiny_model, tmp_path):
     layout, folder = Layout(1, 1, 1), str(tmp_path / "saved")
     ranks.run(layout, run_save, tiny_model, folder, ALL)
     (said,) = ranks.run(layout, run_refused, tiny_model, folder, ALL)

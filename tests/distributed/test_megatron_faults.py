@@ -235,7 +235,7 @@ def run_off(layout, platform, folder):
     return found, factors, model.parallel_output, wrapped.ddp_config.use_megatron_fsdp
 
 
-def test_what_faults_need_is_off(ranks, models):
+def test_megatron_options_of_faults_are_off(ranks, models):
     layout = Layout(1, 1, 2, expert_parallel=2)
     for found, factors, parallel_output, fsdp in ranks.run(layout, run_off, models["glm4_moe"][0]):
         assert found == OFF

@@ -127,7 +127,7 @@ def unexpected_waits(found, allowed):
     return {key: count for key, count in found.items() if key[1] not in allowed}
 
 
-def test_what_waits_is_seen():
+def test_waits_are_detected():
     rows, mask = torch.arange(3.0), torch.tensor([True, False, True])
     waits = Waits()
     code = """
@@ -146,14 +146,14 @@ def f(rows, mask):
 @pytest.mark.parametrize(
     "layout", [ONE, Layout(2, 2, 1), Layout(1, 2, 1, virtual_stages=2)], ids=str
 )
-def test_a_dense_model(ranks, tiny_model, layout):
+def test_dense_step_has_no_unexpected_waits(ranks, tiny_model, layout):
     changes = {"reference": ReferenceSettings("frozen")}
     for found in ranks.run(layout, run, tiny_model, changes, ("old", "reference"), True):
         assert unexpected_waits(found, ALLOWED) == {}
 
 
 @pytest.mark.parametrize("replay", ["none", "old_log_probs"])
-def test_a_mixture(ranks, tmp_path, replay):
+def test_moe_step_waits_only_for_expert_counts(ranks, tmp_path, replay):
     """Only for the number of tokens of each expert."""
     changes = {"routing_replay": replay}
     for found in ranks.run(EP2, run, make_mixture(tmp_path), changes, ("old",), False):

@@ -92,7 +92,7 @@ def test_the_pull_of_a_token_is_what_the_loss_says(alone, batch):
 
 
 @on_layouts(first=1)
-def test_layouts(layout, ranks, tied_model, batch, alone):
+def test_observations_are_equal_on_layouts(layout, ranks, tied_model, batch, alone):
     results = [found for found, _ in ranks.run(layout, run, tied_model, batch, True)]
     for place, wanted in enumerate(alone[0]):
         for rank in results:

@@ -111,7 +111,7 @@ def join(results):
 
 
 @on_layouts(first=1)
-def test_layouts(layout, ranks, tiny_model, batch, alone):
+def test_rank_step_is_equal_on_layouts(layout, ranks, tiny_model, batch, alone):
     found = join(ranks.run(layout, run, tiny_model, batch))
     close = {"rtol": 1e-4, "atol": 1e-5}
     for name in ("advantages", "factors"):
@@ -138,7 +138,7 @@ def test_layouts(layout, ranks, tiny_model, batch, alone):
             torch.testing.assert_close(one.values[name], values, **close)
 
 
-def test_what_needs_the_whole_step_is_of_the_whole_step(alone, batch):
+def test_rank_step_statistics_cover_the_whole_step(alone, batch):
     # A teacher's term comes last.
     term = distill(
         alone["old"], batch.teacher_log_probs, batch.loss_mask, batch.response_lengths, **DISTILL

@@ -180,7 +180,7 @@ def test_routes_that_flip_cost_nothing(ranks, tied_experts, batch, recompute):
     assert replayed.routing["routing/changed_share"] > 0.5
 
 
-def test_it_changes_nothing_where_routes_stay(ranks, mixture, batch):
+def test_routing_replay_of_unchanged_routes_is_a_noop(ranks, mixture, batch):
     (free,) = ranks.run(ONE, Run(lr=1e-5, steps=2), mixture, batch, "none")
     measured = dataclasses.replace(UPDATE, routing_mismatch=True)
     job = Run(lr=1e-5, steps=2, update=measured)
@@ -271,7 +271,7 @@ def on_one_rank(ranks, mixture, batch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_layouts(ranks, mixture, batch, on_one_rank, layout):
+def test_routing_replay_is_equal_on_layouts(ranks, mixture, batch, on_one_rank, layout):
     """The second step of two, with layers that are run again in the backward pass."""
     job = Run(steps=2, between="routers", **RECOMPUTE)
     results = ranks.run(layout, job, mixture, batch, R2)
@@ -330,7 +330,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(ranks, mixture, batch, tmp_
             assert torch.equal(one.values.log_probs, other.values.log_probs)
 
 
-def test_figures_and_bytes(on_one_rank, batch):
+def test_routing_metrics_and_bytes(on_one_rank, batch):
     routing = on_one_rank.routing
     moe = (0, 2, 3)  # Layer 1 is dense.
     names = {f"routing/{name}/layer_{n}" for n in moe for name in FIGURES}

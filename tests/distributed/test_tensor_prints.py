@@ -69,11 +69,11 @@ def _put_weights_as_gradients(actor):
 @pytest.mark.parametrize(
     ("layout", "distributed"), [(Layout(2, 1, 2), True), (Layout(1, 2, 2), False)], ids=str
 )
-def test_a_dense_model(layout, distributed, ranks, tiny_model):
+def test_tensor_prints_of_a_dense_model(layout, distributed, ranks, tiny_model):
     check(ranks, layout, tiny_model, distributed)
 
 
-def test_a_mixture(ranks, tmp_path):
+def test_tensor_prints_of_moe(ranks, tmp_path):
     """Experts are reduced by other ranks than the rest."""
     model = make_mixture(tmp_path)
     for layout in (Layout(2, 1, 2, expert_parallel=4), Layout(2, 1, 2, expert_parallel=2)):
@@ -104,7 +104,7 @@ def run_updates(layout, platform, model):
     return found, adapted.gradients, values
 
 
-def test_an_update_has_them(ranks, tiny_model):
+def test_updates_report_tensor_prints(ranks, tiny_model):
     for (first, again, other), adapted, (before, after) in ranks.run(
         Layout(2, 1, 1), run_updates, tiny_model
     ):

@@ -112,7 +112,7 @@ def test_a_mixture_with_routes_replayed(ranks, tmp_path):
         assert one.routing == pytest.approx(alone.routing, abs=0.01)
 
 
-def test_adapters(ranks, tiny_model, tmp_path):
+def test_adapters_on_virtual_stages(ranks, tiny_model, tmp_path):
     lora = test_lora.write_peft(tmp_path / "all", tiny_model, test_lora.ALL)
     expected = test_lora.expectation(tiny_model, lora)
     test_lora.check(ranks, tiny_model, lora, expected, VP2, test_lora.PLAIN_OPTIMIZER)

@@ -123,7 +123,7 @@ def reference(folders):
     ],
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
-def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
+def test_weights_round_trip_and_log_probs_match_transformers(
     ranks, folders, reference, case, family
 ):
     _check_round_trip(ranks, folders[family], case)

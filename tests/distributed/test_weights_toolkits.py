@@ -83,7 +83,7 @@ def test_megatron_transformers_and_vllm_agree(model, tmp_path, family):
     assert "megatron - vllm" in done.stdout
 
 
-def test_what_cannot_be_used_is_one_message(model, tmp_path):
+def test_toolkit_errors_are_one_message(model, tmp_path):
     data = tmp_path / "responses.jsonl"
     data.write_text('{"prompt": "no response"}\n')
     done = run("validate_logprobs.py", model, "--data", data, "--no-vllm")

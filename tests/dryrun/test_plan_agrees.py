@@ -63,7 +63,7 @@ def mark_long(case):
     return pytest.param(case, marks=[pytest.mark.long] * (case.name in LONG), id=case.name)
 
 
-def test_what_is_long_exists():
+def test_long_cases_exist():
     assert {case.name for case in CASES} >= LONG
 
 

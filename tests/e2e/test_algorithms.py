@@ -63,7 +63,7 @@ def straight(material, tmp_path_factory):
     return folder
 
 
-def test_everything_resumes_exactly_from_a_checkpoint(material, straight, tmp_path):
+def test_algorithms_resume_bit_equal(material, straight, tmp_path):
     resumed = tmp_path / "resumed"
     lines = metrics(straight)
     sampling = [line["sampling/requested_groups"] for line in lines]

@@ -95,7 +95,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material, tmp_path):
     assert not list((tmp_path / "state" / "test").glob("*.pid"))
 
 
-def test_what_is_missing_is_said(tmp_path):
+def test_cluster_scripts_name_what_is_missing(tmp_path):
     """No head, a stale address, no such interface, a missing node."""
     with nodes(2) as (first, second):
         none = script(second, "ray_utils/start_ray.sh", tmp_path, 1, 2, "--timeout-s", "1")

@@ -60,7 +60,7 @@ def test_a_batch_has_the_log_probs_that_transformers_gives(straight, teacher):
 
 
 @pytest.mark.long
-def test_it_resumes_to_the_same_bits_and_is_replayed(material, teacher, straight, tmp_path):
+def test_distillation_resumes_bit_equal_and_is_replayed(material, teacher, straight, tmp_path):
     checkpoint = straight / "checkpoints" / "step_000001"
     # Without a lag it is what it was.
     schedule = ("rollout.schedule=pipelined", "rollout.max_lag=0")

@@ -66,7 +66,7 @@ def test_each_place_of_a_run(names, tmp_path):
     ],
     ids=lambda words: words[-1],
 )
-def test_every_alarm(words, tmp_path):
+def test_drill_triggers_every_alarm(words, tmp_path):
     code, outcomes, said = drill(tmp_path, *words)
     assert code == 0, said
     assert len(outcomes) == 1 + len(FAULTS)

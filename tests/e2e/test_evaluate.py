@@ -37,9 +37,7 @@ def write_benchmarks(folder):
 # Second calls are also in test_sample_run.py, and a journal's resume in
 # tests/unit/evaluation/.
 @pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_both_formats_give_the_same_and_a_second_call_goes_on(
-    material, learning_run, tmp_path, calls
-):
+def test_evaluate_formats_agree_and_a_second_call_resumes(material, learning_run, tmp_path, calls):
     """Model and checkpoint of one run; the checkpoint's weights take the place of the folder's."""
     common = [*COMMON, write_benchmarks(tmp_path / "data")]
     model = f"model.path={learning_run / 'hf'}"

@@ -11,7 +11,7 @@ TIMEOUT_S = 3600
 
 
 @pytest.mark.parametrize("name", ["quickstart", "dapo", "open_r1"])
-def test_a_recipe(name, tmp_path):
+def test_recipe_passes_its_test(name, tmp_path):
     arguments = ("--steps", "4", "--out", str(tmp_path))
     done = rlmath("test", name, *arguments, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr

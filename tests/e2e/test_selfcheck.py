@@ -35,7 +35,7 @@ def test_every_check_is_run_here():
     assert {*ALONE, *selfcheck_shared.CHECKS} == {check.name for check in CHECKS}
 
 
-def test_the_command(tmp_path):
+def test_selfcheck_command_passes(tmp_path):
     done = rlmath(
         *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)), mark="selfcheck"
     )
@@ -77,7 +77,7 @@ def test_the_command(tmp_path):
     assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
 
 
-def test_engines_and_ranks(shared_outcomes):
+def test_selfcheck_of_shared_engines_and_ranks(shared_outcomes):
     statuses = {name: shared_outcomes[name].status for name in selfcheck_shared.CHECKS}
     assert set(statuses.values()) == {"passed"}, shared_outcomes
     sync = values(shared_outcomes["weight_sync"])

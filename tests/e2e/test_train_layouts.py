@@ -60,7 +60,7 @@ def check_routing(line):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LAYOUTS]
 )
-def test_two_steps_on(name, material, tmp_path):
+def test_layout_trains_two_steps(name, material, tmp_path):
     family, changes, layout = LAYOUTS[name]
     settings = [*quickstart_settings(material, tmp_path), *layout]
     if family is not None:

@@ -44,7 +44,7 @@ def test_runs_apart_are_copied_together():
     assert _join([columns]).equal(columns)
 
 
-def test_where_another_library_packs_it_gets_no_gaps(monkeypatch):
+def test_other_packing_libraries_get_no_gaps(monkeypatch):
     matrix = _make_gapped(8, 64, 16)
     assert not _join([matrix]).is_contiguous()
     import vllm.model_executor.layers.utils as utils

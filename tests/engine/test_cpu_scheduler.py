@@ -177,7 +177,7 @@ def describe(scheduled):
 @pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("one_round")
-def test_it_schedules_and_hands_on_what_vllms_own_does(configs, caching, num_blocks, seed):
+def test_decode_scheduler_equals_vllms(configs, caching, num_blocks, seed):
     kinds = DecodeScheduler, Scheduler
     share = compare(kinds, configs[caching], num_blocks, random.Random(seed), in_flight=1)
     assert share > (0.5 if num_blocks == 100 else 0.1)
@@ -186,7 +186,7 @@ def test_it_schedules_and_hands_on_what_vllms_own_does(configs, caching, num_blo
 @pytest.mark.parametrize("caching", [False, True], ids=["", "prefix_caching"])
 @pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
 @pytest.mark.parametrize(("seed", "second_runner"), [(0, "0"), (1, "1"), (2, "1")])
-def test_it_does_with_steps_ahead_what_vllms_own_does(
+def test_decode_scheduler_with_steps_ahead_equals_vllms(
     monkeypatch, ahead_configs, caching, num_blocks, seed, second_runner
 ):
     # vLLM refuses it for configurations without Triton; the scheduler reads it when it is made.
@@ -322,7 +322,7 @@ def test_a_worker_without_rounds_is_an_error(configs):
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_what_changes_logits_between_tokens_goes_vllms_way(configs, more):
+def test_logits_processors_use_vllms_scheduler(configs, more):
     run = Run(DecodeScheduler, configs[False], 100)
     run.add("one", [9] * 4, SamplingParams(max_tokens=50, logprobs=0, **more))
     run.update(run.schedule(), {"one": [9]})
@@ -330,7 +330,7 @@ def test_what_changes_logits_between_tokens_goes_vllms_way(configs, more):
 
 
 @pytest.mark.usefixtures("one_round")
-def test_what_it_does_not_know_goes_vllms_way(configs):
+def test_unknown_requests_use_vllms_scheduler(configs):
     run = Run(DecodeScheduler, configs[False], 100)
     scheduler = run.scheduler
     assert isinstance(scheduler, DecodeScheduler)

@@ -178,7 +178,7 @@ def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(pool, sender
     assert largest[0] < 3e-5 and min(largest[-1], largest[1]) > 1e-3
 
 
-def test_what_comes_after_the_cut_is_cut_too(pool, sender):
+def test_requests_after_the_cut_are_cut(pool, sender):
     """A call that an engine gets late must not run on while the weights change."""
     request = make_requests(random_prompts(1, 10), samples=1)[0]
     assert not list(pool.generate([]))

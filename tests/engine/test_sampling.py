@@ -114,7 +114,7 @@ def test_a_caller_that_stops_early_leaves_nothing_behind(pool):
     assert pool.generation.tokens_held == [0, 0]
 
 
-def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool):
+def test_unsampleable_requests_are_refused_before_sending(pool):
     prompts = random_prompts(1, 500, seed=7)
     with pytest.raises(ValueError, match=r"problem-0.*500.*24.*524.*512"):
         list(pool.generate(make_requests(prompts, samples=1)))

@@ -7,7 +7,7 @@ def test_a_seed_is_the_same_in_every_process_and_version():
     assert request_seed(0, 1, "gsm8k_train.jsonl:7", 3) == 2929859214287509888
 
 
-def test_what_differs_in_anything_has_another_seed():
+def test_request_seeds_are_distinct():
     seeds = {
         request_seed(run, step, problem, index)
         for run in range(3)

@@ -106,7 +106,7 @@ def test_teacher_whose_weights_move_is_named(teacher):
     look(check, teacher, step=1 + 3 * EVERY)
 
 
-def test_what_a_dead_engine_had_is_scored_by_the_next(teacher, folder):
+def test_next_engine_scores_requests_of_a_dead_one(teacher, folder):
     given = sequences(8)
     before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())
@@ -129,7 +129,7 @@ def test_two_ranks_of_an_engine_score_alike(ray_session, engine_spec, folder):
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_what_the_teacher_cannot_read_and_what_comes_too_late_is_an_error(teacher):
+def test_unreadable_and_late_scores_are_errors(teacher):
     (one,) = sequences(1)
     beyond = replace(one.sample, token_ids=np.array([1, VOCABULARY], np.int32))
     future = teacher.submit(replace(one, sample=beyond))

@@ -373,7 +373,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_it_does_what_the_page_says(
+def test_documented_command_works(
     command: Command, clone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = rule_of(command)

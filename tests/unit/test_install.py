@@ -73,7 +73,7 @@ def test_pip_installs_where_uv_cannot(install, fails, tmp_path, monkeypatch):
     assert bool(compiled) == (fails != "both")
 
 
-def test_what_is_imported_is_compiled(install):
+def test_imported_modules_are_compiled(install):
     code = (
         "import sys, ray, torch, transformers\n"
         "print(*(getattr(m, '__file__', None) or '' for m in [*sys.modules.values()]), sep='\\n')"

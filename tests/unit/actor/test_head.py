@@ -98,7 +98,7 @@ def test_a_product_in_float32_of_a_bfloat16_model():
 
 
 @pytest.mark.usefixtures("several_chunks")
-def test_gradcheck():
+def test_chunked_head_passes_gradcheck():
     hidden, weight, rows, targets = make_inputs(torch.float64)
     inputs = [hidden[:12, :4].clone().requires_grad_(), weight[:, :4].clone().requires_grad_()]
     chosen = rows[rows < 12]

@@ -152,7 +152,7 @@ def test_a_prompt_is_in_the_row_once_but_for_its_last_token():
     ],
     ids=["other tokens", "one token", "other lengths", "not next to each other"],
 )
-def test_nothing_is_shared(texts):
+def test_packing_without_shared_prompts_is_unchanged(texts):
     found, usual = pack_texts(texts), pack_texts(texts, share=False)
     assert torch.equal(found.tokens, usual.tokens)
     assert found.packed_seq_params.cu_seqlens_q.dim() == 1

@@ -84,7 +84,7 @@ def test_an_error_of_the_user_is_raised_as_it_is(calls):
         calls.results([Ref(task_error(UserError("layer 3 holds NaN")))], "start")
 
 
-def test_what_is_awaited_later_fails_the_next_call_and_only_that(calls):
+def test_late_failure_fails_only_the_next_call(calls):
     calls.await_later([Ref("a"), Ref(task_error(OSError("no memory")))], "load_parameters")
     with pytest.raises(ActorError, match="rank 1 failed: OSError: no memory"):
         calls.results([Ref("x"), Ref("y")], "log_probs")

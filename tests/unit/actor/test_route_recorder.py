@@ -96,7 +96,7 @@ def test_another_number_of_calls_is_an_error(calls):
         router.recorder.check_calls()
 
 
-def test_other_tokens_are_an_error():
+def test_replay_of_other_tokens_is_an_error():
     router = Router()
     router.begin(RECORD, 1)
     router.route(scores_of(0))

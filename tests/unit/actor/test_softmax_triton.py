@@ -47,7 +47,7 @@ def test_slices_of_tensor_ranks_are_put_together(answers):
         assert max(differences.values()) <= 2e-6
 
 
-def test_selfcheck_compares_them(answers):
+def test_selfcheck_compares_softmax_kernels(answers):
     names = {line.get("name") for line in answers["selfcheck"]}
     assert {"softmax in tables", "softmax in Triton", "fingerprint of bfloat16"} <= names
     assert not [line for line in answers["selfcheck"] if line["event"] == "problem"]

@@ -45,7 +45,7 @@ def copies(tensors):
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def test_everything_comes_back_bit_by_bit_in_the_same_storages():
+def test_released_state_is_restored_bit_equal_in_its_storages():
     state, tensors = shards_as_megatron_has_them()
     before, held = copies(tensors), state.device_bytes()
     assert held == 20 * 2 + 20 * 4 + 3 * 4 * (10 + 4)
@@ -102,7 +102,7 @@ def test_a_float32_models_main_parameters_are_its_parameters():
     assert state.device_bytes() == 20
 
 
-def test_nothing_of_an_untrained_model_is_gradient_or_optimizer():
+def test_untrained_model_has_no_gradients_or_optimizer_state():
     module = nn.Linear(2, 3)
     state = DeviceState(module, [], None, CPU)
     state.release(*PARTS)
@@ -152,7 +152,7 @@ def change_optimizer(state, module, moments):
 
 
 @pytest.mark.parametrize("change", [change_weights, change_optimizer])
-def test_what_changes_after_it_was_copied_is_not_lost(monkeypatch, change):
+def test_changes_after_the_host_copy_are_kept(monkeypatch, change):
     state, module, moments = state_of(monkeypatch, CPU)
     expected = [module.weight.detach() + 1, moments[0] + 1]
     state.begin_copy("parameters", "optimizer")
@@ -249,7 +249,7 @@ def same(one, other):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("values", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fails", [False, True])
-def test_both_come_back_bit_by_bit(kind, values, fails):
+def test_swapped_parameters_are_restored_bit_equal(kind, values, fails):
     parameters, others = make_pairs(kind, values)
     own, reference, places = (
         copies_of(parameters),

@@ -91,7 +91,7 @@ def test_pulls_are_the_slopes_of_the_whole_minibatch(loss):
             assert bool(one.values["clipped"].any())
 
 
-def test_nothing_is_traced_that_is_not_wanted():
+def test_unselected_sequences_are_not_traced():
     share = share_of(torch.Generator().manual_seed(0))
     zeros = torch.zeros(sum(LENGTHS))
     values = TokenValues(torch.arange(sum(LENGTHS)), zeros, zeros)

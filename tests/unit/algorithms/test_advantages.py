@@ -158,7 +158,7 @@ def test_the_order_of_samples_makes_no_difference(name, batch, rng):
 
 
 @pytest.mark.parametrize("name", [n for n in ESTIMATORS if n != "teacher"])
-def test_which_need_only_a_group_s_own_rewards(name):
+def test_estimators_that_need_only_the_groups_rewards(name):
     rewards, ids, counts = [1.0, 0.0, 0.0, 0.5, 0.25, NAN], [4, 4, 4, 1, 1, 1], [3, 1, 2, 5, 1, 2]
     alone = [
         *run(name, rewards[:3], ids[:3], counts[:3]),

@@ -86,7 +86,7 @@ def test_a_teacher_that_is_the_policy_teaches_nothing():
     assert found.totals.metrics()["reverse_kl"] == 0.0
 
 
-def test_its_policy_gradient_is_that_of_the_reverse_kl():
+def test_distillation_gradient_is_that_of_the_reverse_kl():
     """Summed over a small vocabulary instead of sampled; without the bound."""
     torch.manual_seed(0)
     logits = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
@@ -110,7 +110,7 @@ def test_its_policy_gradient_is_that_of_the_reverse_kl():
     torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_no_number_is_an_error_where_it_counts():
+def test_nan_teacher_log_probs_in_the_loss_are_an_error():
     mask = [True, True]
     with pytest.raises(ValueError, match="1 of 2 log-probs"):
         run([-1.0, -1.0], [NAN, -1.0], mask, [2])
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_an_error_where_it_counts():
     assert found.advantages.tolist() == [0.0, 0.0]
 
 
-def test_nothing_in_the_loss_is_nothing_to_log():
+def test_distillation_metrics_without_loss_tokens():
     totals = run([-1.0], [-2.0], [False], [1]).totals
     assert totals.metrics() == {"reverse_kl": 0.0, "reverse_kl_p99": 0.0, "clipped_share": 0.0}
     assert isinstance(totals, DistillTotals) and len(totals.tokens) == PARTS

@@ -158,7 +158,7 @@ def test_finite_sums_over_tokens_that_are_not_still_stop():
     assert got.kind == "early_stop" and "2 of 10 tokens" in got.reason
 
 
-def test_nothing_to_learn_is_not_an_early_stop_but_discarded():
+def test_minibatch_without_signal_is_discarded():
     assert decide(sums(signal=0.0), 5.0).kind == "no_signal"
     assert decide(sums(ratio_sum=0.0, tokens=0.0, signal=0.0), 5.0).kind == "no_signal"
     assert decide(sums(signal=0.0), 5.0).discard
@@ -178,7 +178,7 @@ def test_value_loss_by_hand():
     assert plain.tolist() == pytest.approx([2.0, 2.0, 0.5, 0.0])
 
 
-def test_gradcheck():
+def test_value_losses_pass_gradcheck():
     values = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     old, returns = values + 0.3 * torch.arange(-4, 5) / 4 + 0.01, values.flip(0) + 0.05
     mask = torch.arange(9) != 4
@@ -215,7 +215,7 @@ BATCH = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(BATCH)
-def test_agrees_with_loops(kind, batch):
+def test_token_weights_agree_with_loops(kind, batch):
     mask = [m for row, _ in batch for m in row]
     lengths, groups = [len(row) for row, _ in batch], [g for _, g in batch]
     want = plain.token_weights(kind, mask, lengths, groups, 10)

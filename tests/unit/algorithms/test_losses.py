@@ -61,7 +61,7 @@ def gradient(loss, inputs):
 @pytest.mark.parametrize("divergence", ["tv", "kl"])
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_agrees_with_loops(name, per_token, divergence):
+def test_losses_agree_with_loops(name, per_token, divergence):
     s = options_for(name, divergence=Divergence[divergence])
     inputs = make(per_token=per_token)
     want = plain.policy_losses(
@@ -82,7 +82,7 @@ def test_agrees_with_loops(name, per_token, divergence):
 # Losses whose gradient flows through everything that the value depends on; the others stop it
 # somewhere by intent, and are compared with what they should give below.
 @pytest.mark.parametrize("name", ["ppo_clip", "gspo", "gmpo", "sapo", "dppo", "reinforce"])
-def test_gradcheck(name):
+def test_losses_pass_gradcheck(name):
     inputs = make(seed=3)
 
     def loss(log_probs):
@@ -268,8 +268,8 @@ def test_a_token_that_is_not_a_number_does_not_hide_the_farthest():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loss", LOSSES.names())
-def test_what_is_not_finite_is_still_seen(loss, value):
-    """The clamp would far_inputs a number of an infinite log-prob."""
+def test_nonfinite_log_probs_stop_the_step(loss, value):
+    """The clamp would make a finite number of an infinite log-prob."""
     got = policy_objective(far_inputs(value, -1.0), ObjectiveSettings(loss=loss))
     # In gspo and gmpo, the whole sequence may be spoiled.
     assert float(got.metric_sums["count/nonfinite"]) >= 1

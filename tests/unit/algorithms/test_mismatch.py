@@ -36,7 +36,7 @@ def test_quantiles_are_right_to_five_percent_of_the_difference(scale, share):
 
 
 @pytest.mark.parametrize("limit", [1e-7, 1e-3, 0.05, 0.7, 200.0])
-def test_what_is_beyond_a_limit_and_the_mean_of_the_others(limit):
+def test_mismatch_beyond_a_limit(limit):
     d = 0.1 * torch.randn(5001, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     d[:3] = torch.tensor([0.0, -90.0, math.nan])
     tokens, mean = measure(d, torch.zeros_like(d)).beyond(limit)
@@ -126,7 +126,7 @@ def test_one_outlier_vetoes_its_sequence_and_masked_tokens_do_not():
     assert correct(w.log(), torch.zeros_like(w), MASK, LENGTHS, s).weights.sum() == 5
 
 
-def test_what_a_correction_does_is_told_by_lag_and_adds_up_over_ranks():
+def test_correction_totals_by_lag_add_up_over_ranks():
     # Unmasked w: 2 and 0.5 of sequence 0, 8 of sequence 1, 1.005 and 1 of sequence 2.
     settings = CorrectionConfig("token_mask", low=0.6, high=5.0)
     lags = torch.tensor([2, 0, 0, 2, 0, 2])

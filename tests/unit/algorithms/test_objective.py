@@ -96,7 +96,7 @@ def test_float32_stays_within_the_relative_error_that_layouts_may_have():
     assert got.dtype == torch.float32
 
 
-def test_terms_add_up():
+def test_objective_terms_add_up():
     inputs = batch()
     s = ObjectiveSettings(kl_coef=0.3, entropy_coef=0.02, kl_estimator="k2")
     kl = kl_estimate("k2", inputs.log_probs, inputs.ref_log_probs, inputs.old_log_probs)
@@ -142,7 +142,7 @@ def test_factors_multiply_the_policy_term_alone():
     assert torch.allclose(gradient, factors * whole, rtol=1e-12, atol=0)
 
 
-def test_what_has_no_factor_has_no_signal_but_keeps_the_kl():
+def test_zero_policy_factors_keep_only_the_kl():
     inputs = batch()
     none = dataclasses.replace(inputs, policy_factors=torch.zeros_like(inputs.weights))
     got = policy_objective(none, ObjectiveSettings())
@@ -206,7 +206,7 @@ def test_one_value_that_is_not_finite_is_counted_and_stops_the_minibatch():
         assert decide(totals([got]), None).kind == "early_stop", field
 
 
-def test_what_is_missing_is_named():
+def test_objective_names_missing_inputs():
     inputs = dataclasses.replace(batch(), ref_log_probs=None, entropy=None)
     policy_objective(inputs, ObjectiveSettings())
     with pytest.raises(ValueError, match=r"kl_coef = 0.1 needs ref_log_probs"):

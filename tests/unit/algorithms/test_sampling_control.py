@@ -130,9 +130,7 @@ def run_pool(pool, equal, seed):
     st.sampled_from([1.0, 1.5, 2.0]),
     st.tuples(st.integers(), st.integers()),
 )
-def test_what_is_requested_and_taken_does_not_depend_on_who_finishes_first(
-    equal, target, oversample, seeds
-):
+def test_sampling_does_not_depend_on_finish_order(equal, target, oversample, seeds):
     first, second = (
         run_pool(
             GroupPool(target, replace(UNEQUAL, max_rounds=3, oversample=oversample)), equal, seed

@@ -74,7 +74,7 @@ def test_two_functions_of_one_name_are_two_files(objects):
     assert refresh("run/given/lambda__2.py").lambda__2([""]) == [1.0]
 
 
-def test_what_cannot_be_pickled_is_refused_with_the_reason(objects):
+def test_unpicklable_functions_are_refused_with_the_reason(objects):
     lock = threading.Lock()
     with pytest.raises(UserError, match=r"rewards\[1\]: lambda_ cannot be sent.*'_thread.lock'"):
         objects.rewards(["math", lambda completions: [float(lock.locked())]])

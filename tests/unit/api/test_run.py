@@ -86,7 +86,7 @@ def test_a_loop_that_was_left_continues(the_loop):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a rank failed")])
-def test_what_ends_the_run_closes_it_and_it_resumes(the_loop, error, capsys):
+def test_interrupted_run_is_closed_and_resumes(the_loop, error, capsys):
     run = run_of("runner.resume=never")
     handler = signal.getsignal(signal.SIGTERM)
     next(run)

@@ -38,7 +38,7 @@ def check_invariants(lengths, data_parallel, budget, multiple_of=1):
     st.integers(1, 500),
     st.integers(1, 3),
 )
-def test_invariants(lengths, data_parallel, budget, multiple_of):
+def test_assign_ranks_invariants(lengths, data_parallel, budget, multiple_of):
     if len(lengths) >= data_parallel:
         check_invariants(lengths, data_parallel, budget, multiple_of)
 

@@ -83,7 +83,7 @@ def test_shards_carry_the_mask():
 
 
 @pytest.mark.parametrize("stale_kv", [False, True])
-def test_what_no_engine_sampled_is_not_compared(stale_kv):
+def test_unsampled_tokens_are_not_compared(stale_kv):
     """Its log-probs are 0, which would be a difference of nats."""
     samples = [sample(), sample(1, finish_reason="length"), make_sample("p", 2, 5)]
     batch = sequences(samples).select(range(3))

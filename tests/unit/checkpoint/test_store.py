@@ -38,7 +38,7 @@ def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def test_what_is_committed_comes_back(tmp_path):
+def test_committed_checkpoint_is_found_on_resume(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=2)
     assert store.resume("auto") is None
     path = save(store, 12, reward=0.5)
@@ -144,7 +144,7 @@ def test_without_a_complete_checkpoint_the_run_stops(tmp_path):
         store.resume("auto")
 
 
-def test_nothing_is_moved_for_a_run_that_cannot_resume(tmp_path):
+def test_failed_resume_moves_no_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     store = CheckpointStore(folder, keep=9)
     for step in (1, 2):

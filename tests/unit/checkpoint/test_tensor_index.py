@@ -66,7 +66,7 @@ def test_a_call_is_refused_and_not_made(tmp_path, module, name):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04", b"text", pickle.dumps({"a": 1})])
-def test_what_is_no_index_is_refused(tmp_path, content):
+def test_invalid_tensor_index_is_refused(tmp_path, content):
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(BrokenCheckpoint, match=r"\.metadata cannot be read"):
         check_index(tmp_path)

@@ -78,7 +78,7 @@ def problems(*overrides):
         (["group_size=1", "advantage=batch_std"], ["group_size=1: batch_std compares"]),
     ],
 )
-def test_refused(overrides, expected):
+def test_algorithm_settings_that_are_refused(overrides, expected):
     found = problems(*overrides)
     assert len(found) == 1, found
     for part in expected:
@@ -122,7 +122,7 @@ def test_refused(overrides, expected):
         ["filter.keep=accuracy"],
     ],
 )
-def test_allowed(overrides):
+def test_algorithm_settings_that_pass(overrides):
     assert problems(*overrides) == []
 
 
@@ -135,7 +135,7 @@ def test_allowed(overrides):
         ("algorithm.curriculum.cooldown=true", "set it to false"),
     ],
 )
-def test_what_asks_for_correct_answers_needs_a_reward_that_grades(own, asking, beside):
+def test_correctness_settings_need_a_grading_reward(own, asking, beside):
     def problems_of(items):
         given = ["model.path=m", "runner.run_dir=r", asking, f"reward.items=[{items}]"]
         return [text for text in algorithm_problems(load(given)) if "grades answers" in text]

@@ -40,7 +40,7 @@ def problems(made, command="train", machine=HOPPER):
     ],
     ids=str,
 )
-def test_what_does_not_work_with_fp8_is_refused(changes, part):
+def test_fp8_refuses_incompatible_settings(changes, part):
     made = config()
     assert not problems(made)
     for key, value in changes.items():
@@ -56,7 +56,7 @@ def test_what_does_not_work_with_fp8_is_refused(changes, part):
     assert not problems(made)
 
 
-def test_machines():
+def test_fp8_refuses_cpu_and_old_gpus():
     assert not list(fp8_problems(config(), CPU_MACHINE, Device.cpu, "train"))
     (message,) = pair_problems(config(), Device.cpu, "train")
     assert message.startswith("actor.fp8=hybrid with cluster.device=cpu")
@@ -74,7 +74,7 @@ def test_machines():
     assert not problems(uncorrected, "sft"), "without engines there is nothing to correct"
 
 
-def test_sizes():
+def test_fp8_refuses_model_sizes_off_the_block():
     made = config()
     model = dataclasses.replace(model_spec(QWEN_1_5B), ffn=8960 + 8)
     (message,) = fp8_model(made, model, Layout(1, 1, 1))
@@ -84,7 +84,7 @@ def test_sizes():
     assert not [*fp8_model(made, model, Layout(1, 1, 1))]
 
 
-def test_commands_say_it(tmp_path):
+def test_train_and_sft_refuse_fp8_on_cpu(tmp_path):
     settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "actor.fp8=e4m3"]
     loaded = load(settings)
     loaded.cluster.device = Device.cpu

@@ -28,7 +28,7 @@ SPEC = model_spec(KNOWN["Qwen3.5-9B"])
     ],
     ids=str,
 )
-def test_what_does_not_work_with_linear_attention_is_refused(
+def test_linear_attention_refuses_incompatible_settings(
     layout: Layout, fp8: Fp8, says: str
 ) -> None:
     config = Config()

@@ -45,7 +45,7 @@ def test_cpu_engines_take_what_their_kernels_have() -> None:
 
 
 @pytest.mark.parametrize("device", Device)
-def test_what_was_not_compared_is_refused(device: Device) -> None:
+def test_linear_attention_engine_refuses_untested_settings(device: Device) -> None:
     if device is Device.auto:
         return
     (problem,) = problems("rollout.kv_cache_dtype=fp8", device=device)

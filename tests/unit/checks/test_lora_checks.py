@@ -63,7 +63,7 @@ def test_the_defaults_are_off_and_on_take_every_matrix():
     ],
     ids=str,
 )
-def test_what_the_model_does_not_have_is_refused(changes, spec, parts):
+def test_lora_targets_missing_in_the_model_are_refused(changes, spec, parts):
     (message,) = problems(config(**changes), spec)
     for part in parts:
         assert part in message
@@ -205,7 +205,7 @@ def test_a_damaged_peft_folder_is_named(tmp_path, damage, part):
     ],
     ids=str,
 )
-def test_what_vllms_adapters_do_not_do_is_refused(device, changes, part):
+def test_unmerged_lora_refuses_what_vllm_lacks(device, changes, part):
     made = config(rollout=LoraRollout.unmerged)
     assert [*unmerged_problems(made, device), *unmerged_model(made, QWEN)] == []
     for key, value in changes.items():

@@ -43,7 +43,7 @@ def test_an_input_in_a_folder_that_is_replaced_is_named(command, key, path, tmp_
     assert not list(overwritten_inputs(settings(**sections), command))
 
 
-def test_what_another_command_wrote_in_the_run_folder_is_an_input():
+def test_files_of_other_commands_in_the_run_folder_are_inputs():
     for command, path in (("train", "r/sft"), ("train", "r/model"), ("evaluate", "r/hf")):
         config = settings(runner={"run_dir": "r"}, model={"path": path})
         assert not list(overwritten_inputs(config, command))

@@ -71,7 +71,7 @@ def test_transformer_engine_on_a_cpu_is_refused():
         ({"dtype": DType.float32}, "model.dtype=float32"),
     ],
 )
-def test_where_batch_invariance_does_not_hold(changed, part):
+def test_batch_invariance_refuses_unsupported_settings(changed, part):
     (message,) = invariance(config(invariant=True, **changed), GPU_MACHINE, Device.cuda, "train")
     assert message.startswith("precision.batch_invariant=true") and part in message
     assert not list(batch_invariance(config(**changed), GPU_MACHINE, Device.cuda, "train"))

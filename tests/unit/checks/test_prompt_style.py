@@ -75,7 +75,7 @@ def test_rendered_prompts_stay_as_they_are(make_config, marker):
     assert decide(make_config(row=row)) == (False, "{prompt}")
 
 
-def test_what_is_given_stays(make_config):
+def test_given_prompt_style_is_unchanged(make_config):
     words = ["data.apply_chat_template=false", "data.prompt_template='Q: {prompt}'"]
     assert decide(make_config(*words)) == (False, "Q: {prompt}")
     twice = make_config("data.apply_chat_template=true", row=RENDERED)

@@ -47,7 +47,7 @@ def config():
     ],
     ids=str,
 )
-def test_what_does_not_work_with_fp8_is_refused(changes, part):
+def test_fp8_engine_refuses_incompatible_settings(changes, part):
     made = config()
     assert not list(problems(made, "train"))
     for key, value in changes.items():
@@ -83,7 +83,7 @@ def in_cache():
     return made
 
 
-def test_what_does_not_work_with_a_cache_in_fp8_is_refused():
+def test_fp8_kv_cache_refuses_incompatible_settings():
     assert not list(problems(in_cache(), "train"))
     uncorrected, float32, invariant = in_cache(), in_cache(), in_cache()
     uncorrected.algorithm.correction.kind = "none"

@@ -35,7 +35,7 @@ def test_all_are_looked_at():
 
 
 @pytest.mark.parametrize("name", options("recipe"))
-def test_it_passes_the_checks_and_prints_its_batch(name, tmp_path, make_data):
+def test_recipe_passes_checks_and_prints_its_batch(name, tmp_path, make_data):
     given = [f"data.train_paths=[{make_data()}]", f"runner.run_dir={tmp_path}/run"]
     if name == "distill":
         given.append(f"teacher.path={make_tiny_model(tmp_path / 'teacher')}")

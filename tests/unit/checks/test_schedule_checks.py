@@ -36,7 +36,7 @@ def problems_of(overrides):
         [BUDGET, CORRECTED, "algorithm.loss=reinforce", "rollout.allow_uncorrected=true"],
     ],
 )
-def test_what_works(overrides):
+def test_schedule_settings_that_pass(overrides):
     assert problems(*overrides) == []
 
 
@@ -88,7 +88,7 @@ def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for():
     assert "algorithm.loss=reinforce: does not bound the importance ratio; use ppo_clip" in found
 
 
-def test_what_does_nothing_is_refused():
+def test_unused_allow_uncorrected_is_refused():
     (found,) = problems(BUDGET, CORRECTED, "rollout.allow_uncorrected=true")
     assert "rollout.allow_uncorrected=true: does nothing" in found
     for schedule in ([], ["rollout.schedule=synchronous"]):
@@ -97,7 +97,7 @@ def test_what_does_nothing_is_refused():
         assert "rollout.allow_uncorrected=true: does nothing" in found
 
 
-def test_check_says_it():
+def test_check_describes_carry_over():
     text = describe_training(load([*BASE, BUDGET, CORRECTED]))
     assert "carry_over: 4,096 tokens a step, at most 2 steps older" in text
     text = describe_training(load([*BASE, BUDGET, "rollout.allow_uncorrected=true"]))
@@ -149,7 +149,7 @@ def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare():
     assert "continuous with rollout.max_lag=0: as synchronous" in text
 
 
-def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version():
+def test_rollout_kv_needs_a_cache_and_a_later_version():
     assert continuous(CORRECTED, "rollout.kv=keep") == []
     (found,) = continuous(CORRECTED, "rollout.kv=keep", "rollout.prefix_caching=false")
     assert "use rollout.prefix_caching=true" in found

@@ -278,7 +278,7 @@ def test_ranges_hold_at_their_ends() -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_impossible_settings(
+def test_impossible_settings_are_refused(
     refusal: Callable[..., str], overrides: list[str], expected: list[str]
 ) -> None:
     message = refusal(*overrides)
@@ -413,7 +413,7 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
     assert "reference model" not in message and "optimizer state" not in message
 
 
-def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path) -> None:
+def test_runner_resume_values(refusal: Callable[..., str], tmp_path: Path) -> None:
     assert "runner.resume=allways: is no folder; expected auto" in refusal("runner.resume=allways")
     assert "has no manifest.json" in refusal(f"runner.resume={tmp_path}")
 

@@ -112,7 +112,7 @@ def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path):
         vocabulary(str(tmp_path))
 
 
-def test_its_memory_is_counted(folder):
+def test_teacher_memory_is_counted(folder):
     """On CPU within the machine's; on GPUs by its terms, of which vLLM does not reckon with one."""
     small = dataclasses.replace(CPU_MACHINE, memory_bytes=2**30)
     config = load(settings(folder, "teacher.cpu_kv_cache_gib=3", "teacher.engines=2"))
@@ -133,7 +133,7 @@ def test_its_memory_is_counted(folder):
     assert describe_teacher(load(settings(folder, "algorithm.distill_coef=0"))) == []
 
 
-def test_its_gpus_are_not_the_others():
+def test_teacher_gpus_are_separate():
     """The teacher has 2 x 2 of 8 GPUs, and a policy at tensor parallel 2 the rest."""
     given = settings("t", "cluster=gpu8", "actor.tensor_parallel=2")
     layout = resolve_layout(

@@ -45,7 +45,7 @@ def weights(tmp_path):
         (lambda b: b[:8] + b"?" + b[9:], "header cannot be read"),
     ],
 )
-def test_what_is_not_whole_is_named(weights, change, message):
+def test_incomplete_weight_files_are_named(weights, change, message):
     weights.write_bytes(change(weights.read_bytes()))
     (problem,) = broken_weight_files(weights.parent)
     assert problem.startswith("model.safetensors ")

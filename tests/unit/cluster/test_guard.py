@@ -39,7 +39,7 @@ def test_closing_it_ends_the_groups_it_was_told_of():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_outlives_a_driver_to_end_what_that_left(number):
+def test_guard_outlives_the_driver_and_ends_its_processes(number):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER],

@@ -19,7 +19,7 @@ def levels(findings):
     return {finding.subject: finding.level for finding in findings}
 
 
-def test_this_machine(capsys):
+def test_doctor_passes_on_this_machine(capsys):
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert "torch" in out

@@ -71,7 +71,7 @@ def test_a_card_for_every_checkpoint(run_dir, capsys):
     assert "each has its own branch" in capsys.readouterr().err
 
 
-def test_what_is_missing_is_said(run_dir, tmp_path, capsys, monkeypatch):
+def test_publish_names_missing_files(run_dir, tmp_path, capsys, monkeypatch):
     assert main(["publish", str(tmp_path), "me/mine"]) == 2
     assert "no config.yaml" in capsys.readouterr().err
     assert main(["publish", str(run_dir), "me/mine", "--card-only"]) == 0

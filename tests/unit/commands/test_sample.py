@@ -180,7 +180,7 @@ def test_an_interruption_says_so_and_leaves_no_file(problems, model, tmp_path, m
         (["eval.temperature=0"], "eval.samples=2"),
     ],
 )
-def test_it_is_refused_before_anything_starts(
+def test_sample_errors_come_before_anything_starts(
     problems, model, tmp_path, monkeypatch, capsys, more, expected
 ):
     monkeypatch.setattr(evaluate, "run", lambda *_: pytest.fail("it sampled"))
@@ -188,7 +188,7 @@ def test_it_is_refused_before_anything_starts(
     assert expected in capsys.readouterr().err
 
 
-def test_its_own_file_is_no_input(problems, model, tmp_path, capsys):
+def test_sample_output_is_no_input(problems, model, tmp_path, capsys):
     own = tmp_path / "run" / "sample" / "correct.jsonl"
     own.parent.mkdir(parents=True)
     own.write_text(problems.read_text())

@@ -159,7 +159,7 @@ def run(check, node, monkeypatch):
     return ran
 
 
-def test_alignment(node, monkeypatch):
+def test_selfcheck_of_alignment(node, monkeypatch):
     ran = run(alignment, node, monkeypatch)
     assert (ran.layouts[0].actor.world_size, ran.layouts[0].engines) == (1, 1)
     # Twice and three times the rounding noise, and engines that gave their memory back before each
@@ -198,7 +198,7 @@ def test_engines_take_up_to_four_gpus(node, monkeypatch, gpus, layouts):
     assert parts_left_out == (["TP 2"] if gpus == 1 else [])
 
 
-def test_sleep(node, monkeypatch):
+def test_selfcheck_of_engine_sleep(node, monkeypatch):
     pools = []
     monkeypatch.setattr(sleep, "_used_mib", lambda gpu: 20_000 if pools else 40_000)
     monkeypatch.setattr(FakePool, "sleep", lambda self: pools.append(1))

@@ -141,7 +141,7 @@ def test_gpu_memory_that_stays_is_a_problem(tmp_path, monkeypatch):
     assert "300 MiB of GPU-a" in problem(result)
 
 
-def test_only_names_checks():
+def test_selfcheck_only_selects_checks():
     assert select(None) == CHECKS
     assert [one.name for one in select("update, actor")] == ["actor", "update"]
     speed = select("speed, update")
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_be_trained_on_one_gpu_is_refused_before_anything_ru
         suite.this_node(tmp_path / "out", str(tmp_path))
 
 
-def test_what_an_earlier_run_left_is_removed(tmp_path):
+def test_selfcheck_removes_files_of_an_earlier_run(tmp_path):
     run_check(check("in_part"), node(tmp_path / "a"))
     (tmp_path / "a" / "run").mkdir()
     result = run_check(check("good"), node(tmp_path / "a"))

@@ -73,7 +73,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["watch", str(tmp_path)]) == 2
 
 
-def test_what_a_run_is_at(tmp_path):
+def test_watch_shows_progress(tmp_path):
     make_steps(tmp_path / "run", 1, 3)
     files = RunFolder(tmp_path / "run")
     for at, line in enumerate(files.metrics):

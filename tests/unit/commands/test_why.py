@@ -38,7 +38,7 @@ class Distilled(Varied):
         return {"teacher_log_probs": self.old_log_probs(step, tokens) - 0.5}
 
 
-def test_what_the_update_recorded_is_shown(tmp_path, capsys):
+def test_why_shows_recorded_advantages(tmp_path, capsys):
     """Also of a sample that another advantage would be computed for now: nothing is."""
     run = Distilled(tmp_path / "run", "algorithm.distill_coef=2", "teacher.path=t").go(last=2)
     file = details_path(run.folder, 2)

@@ -27,7 +27,7 @@ def test_the_page_has_them_all():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_passes_the_checks_and_reads_every_setting(method):
+def test_published_method_passes_checks_and_reads_every_setting(method):
     config = compose(method)
     assert list(algorithm_problems(config)) == []
     assert config.algorithm.early_stop_ratio is None

@@ -51,7 +51,7 @@ def test_a_text_is_read_back(text):
     assert config.data.prompt_key == text
 
 
-def test_other_values_are_read_back():
+def test_quoted_values_are_read_back():
     values = {
         "data.system_prompt": None,
         "data.apply_chat_template": True,

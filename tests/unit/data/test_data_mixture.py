@@ -31,7 +31,7 @@ def test_shares_hold_at_every_moment(weights):
     assert all(len(set(of_b[i : i + 3])) == 3 for i in range(0, len(of_b) - 2, 3))
 
 
-def test_it_resumes_from_a_saved_position():
+def test_data_mixture_resumes_from_a_saved_position():
     stream, other = (stream_of([*A, *B], [2, 1], 7, True) for _ in range(2))
     assert stream.next(2) + stream.next(5) == other.next(7)
     state = json.loads(json.dumps(stream.state_dict()))

@@ -44,7 +44,7 @@ def test_the_systems_prompt_takes_the_place_of_the_rows(tokenizer):
         ([*CHAT, {"role": "assistant", "content": "2"}], "the last chat message is by 'assistant'"),
     ],
 )
-def test_what_is_no_prompt_is_malformed(tokenizer, value, message):
+def test_invalid_prompts_are_malformed(tokenizer, value, message):
     with pytest.raises(MalformedRowError, match=message):
         render(value, tokenizer, apply_chat_template=True)
 
@@ -54,7 +54,7 @@ def test_a_chat_without_the_setting_names_the_setting(tokenizer):
         render(CHAT, tokenizer)
 
 
-def test_what_a_chat_template_refuses_is_malformed(bos_tokenizer):
+def test_prompts_refused_by_the_chat_template_are_malformed(bos_tokenizer):
     template = bos_tokenizer.chat_template
     try:
         bos_tokenizer.chat_template = (

@@ -68,7 +68,7 @@ def test_megatrons_own_layers_are_refused():
         transformer_config(spec, Layout(1, 1, 1), CPU, settings, 128)
 
 
-def test_what_megatron_is_told():
+def test_batch_invariance_settings_of_megatron():
     """Its mode, the one attention backend that it allows with it, and a repeatable backward."""
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.enums import AttnBackend

@@ -37,7 +37,7 @@ def test_one_hardware_queue_where_collectives_and_products_overlap():
     assert CONNECTIONS not in environment() and CONNECTIONS not in environment("cpu", tp=2)
 
 
-def test_what_the_user_says_of_queues_holds(monkeypatch):
+def test_user_setting_of_cuda_connections_is_kept(monkeypatch):
     monkeypatch.setenv(CONNECTIONS, "32")
     assert environment(tp=2)[CONNECTIONS] == "32"
 

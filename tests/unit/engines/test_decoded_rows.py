@@ -72,7 +72,7 @@ def test_arrays_give_each_sequence_what_single_tokens_give(seed, rounds):
     assert found == wanted and ended["ours"]
 
 
-def test_what_is_forgotten_reaches_nobody():
+def test_cleared_rows_reach_no_request():
     rows, held = DecodedRows(), running("pq", ())
     step = SimpleNamespace(ids=["p", "q"], tokens=np.ones((2, 1), np.int32), log_probs=np.ones(2))
     rows.add(step, 1, held)

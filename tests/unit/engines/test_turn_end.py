@@ -38,7 +38,7 @@ def test_a_block_ends_the_turn_at_its_closing_fence_and_not_before(begun):
 @pytest.mark.parametrize(
     "text", ["```\nx\n```", "```latex\nx\n```\n", "\n```python", "```python\nx\n``", "é``` `é"]
 )
-def test_other_fences_end_nothing(text):
+def test_fences_of_other_languages_do_not_end_the_turn(text):
     assert place(text) is None
 
 

@@ -206,7 +206,7 @@ def check_trajectory(tokenizer, name, template, thinking):
     assert tokens == encode(tokenizer, made.render(messages))
 
 
-def test_what_a_tool_returns_becomes_no_special_token(tokenizer):
+def test_tool_results_make_no_special_token(tokenizer):
     for template in (QWEN25, LLAMA):
         made = chat(tokenizer, template)
         normal = made.suffix("", [result("x"), result("y")])
@@ -325,7 +325,7 @@ def test_calls_of_templates(tokenizer):
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments of a call"),
     ],
 )  # fmt: skip
-def test_hermes(text, calls):
+def test_hermes_calls_are_parsed(text, calls):
     if isinstance(calls, str):
         with pytest.raises(ValueError, match=calls):
             hermes(text)

@@ -86,7 +86,7 @@ def test_functions_of_a_file_are_tools(file):
         (["python", "python"], "two tools are called python"),
     ],
 )
-def test_what_is_no_tool_is_refused_before_the_run(file, tools, part):
+def test_invalid_tools_are_refused_before_the_run(file, tools, part):
     config = config_of(*(one.replace("FILE", str(file)) for one in tools))
     (problem,) = tool_problems(config)
     assert problem.startswith("rollout.tools") and part in problem

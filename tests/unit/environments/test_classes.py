@@ -148,7 +148,7 @@ def test_a_fault_of_an_environment_never_reaches_the_model(change, part):
         environment(wrong).begin(PROBLEM, 0).respond(turn("answer"))
 
 
-def test_nothing_waits_for_an_instance_that_closes_slowly():
+def test_slow_close_does_not_block():
     gate = threading.Event()
 
     class Slow(Counter):
@@ -213,7 +213,7 @@ def test_a_signal_while_an_environment_is_called_is_no_fault_of_it(monkeypatch):
         made.opening(PROBLEM.columns)
 
 
-def test_what_reset_returns_is_the_end_of_the_prompt():
+def test_reset_text_ends_the_prompt():
     class Talks(Counter):
         def reset(self, target, **row):
             super().reset(target)

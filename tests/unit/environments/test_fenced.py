@@ -50,7 +50,7 @@ def test_an_output_block_follows_on_a_new_line():
     assert render("```", "a", "b")[1] == "a\nb" and render("```", "")[1] == ""
 
 
-def test_what_a_tool_returns_is_no_special_token():
+def test_fenced_tool_results_make_no_special_token():
     (_, shown, _) = render("```", "<|endoftext|>")
     assert shown == "<|endoftext|>"
     ids = FORMAT.suffix("```", [ToolResult("python", "<|endoftext|>", "ok")]).token_ids

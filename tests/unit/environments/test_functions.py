@@ -93,7 +93,7 @@ def test_the_schema_is_that_of_transformers():
     assert parameters["required"] == ["a"] and parameters["properties"]["a"]["type"] == "integer"
 
 
-def test_calls():
+def test_function_tool_calls():
     found = tool(multiply).call({"a": 3})
     assert (found.name, found.status, found.text) == ("multiply", "ok", "6")
     assert tool(slow_double).call({"a": 1.5}).text == "3.0"

@@ -103,7 +103,7 @@ CASES = {
 }
 
 
-def test_what_the_model_reads(tool):
+def test_python_tool_results(tool):
     for code, expected in CASES.items():
         found = tool.run(code)
         if expected is not None:
@@ -116,7 +116,7 @@ def test_the_same_code_gives_the_same_output(tool):
     assert tool.run(code).text == tool.run(code).text
 
 
-def test_limits(tool):
+def test_python_tool_limits(tool):
     loop = tool.run("print('begun', flush=True)\nwhile True: pass")
     assert loop.status == "timeout" and loop.text.startswith("begun\nStopped: ")
     memory = tool.run("x = bytearray(10**10)")

@@ -35,7 +35,7 @@ def test_rows_and_settings_are_those_of_the_plugin(
     assert benchmarks_of(other)[0].samples == 3
 
 
-def test_what_is_no_benchmark_is_named(own_plugins):  # noqa: F811
+def test_invalid_benchmarks_are_named(own_plugins):  # noqa: F811
     config = load([*GIVEN, "eval.benchmarks=[{name: prodcts}]"])
     BENCHMARKS.register("products")(lambda options: [{"problem": "1*1="}, 3])
     (message,) = benchmark_problems(config, "evaluate")

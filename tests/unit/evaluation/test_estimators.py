@@ -72,6 +72,6 @@ def test_standard_errors_by_hand():
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 1, 5), (4, 5, 1)])
-def test_out_of_range(n, c, k):
+def test_pass_at_k_refuses_out_of_range_counts(n, c, k):
     with pytest.raises(ValueError, match="has to be from"):
         pass_at_k(n, c, k)

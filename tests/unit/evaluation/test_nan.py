@@ -80,5 +80,5 @@ def test_without_one_it_is_an_overflow(tmp_path):
 
 
 @pytest.mark.parametrize("value", [0.0, -math.inf])
-def test_numbers_pass(tmp_path, value):
+def test_finite_log_probs_pass_evaluation(tmp_path, value):
     assert len(evaluate(Pool(tmp_path, value))) == 3

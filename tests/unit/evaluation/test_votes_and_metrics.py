@@ -64,7 +64,7 @@ def test_benchmark_metrics():
     assert metrics["response_length"] == 2 and "reward" not in metrics
 
 
-def test_where_nothing_compares_answers_the_reward_is_the_figure():
+def test_benchmark_without_answers_reports_the_reward():
     (one,) = group((None, "ungraded")).samples
     samples = tuple(replace(one, reward=reward) for reward in (1.0, 0.5, None))
     assert benchmark_metrics([replace(MIXED, samples=samples)])["reward"] == 0.75
@@ -152,7 +152,7 @@ def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):
     assert sources[0] != sources[1]
 
 
-def test_what_a_benchmark_is_sampled_with():
+def test_benchmark_sampling_settings():
     overrides = ["model=tiny", "runner.run_dir=r", "eval.samples=3", "eval.top_p=0.5"]
     own = (
         "eval.benchmarks=[{name: aime24, samples: 2}, {name: math500}, {name: own, path: f.jsonl}]"

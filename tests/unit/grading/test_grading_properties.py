@@ -158,7 +158,7 @@ def test_zero_is_nothing_that_ends_in_zero(grader):
         assert not grader.grade_one(f"\\boxed{{{word} 0}}", "0").correct, word
 
 
-def test_what_real_problems_count_is_a_unit(data_dir):
+def test_counted_nouns_of_real_problems_are_units(data_dir):
     import json
 
     phrases = set()

@@ -58,7 +58,7 @@ def test_published_models_divide_and_the_arithmetic_is_shown_where_not():
     assert "18976 / 4 ranks = 4744 columns, which 16" in found
 
 
-def test_what_is_gathered_in_blocks_has_whole_blocks():
+def test_gathered_weights_have_complete_blocks():
     narrow = dataclasses.replace(QWEN, hidden=3584 + 64)
     assert not [*size_problems(narrow, Layout(1, 1, 1), BLOCKWISE)]
     (message,) = size_problems(narrow, Layout(2, 1, 1), BLOCKWISE)
@@ -79,12 +79,12 @@ def test_what_is_gathered_in_blocks_has_whole_blocks():
         ("tensorwise", (10, 3), None),
     ],
 )
-def test_gpus(recipe, capability, part):
+def test_fp8_recipe_needs_compute_capability(recipe, capability, part):
     found = capability_problem(Fp8Training("hybrid", recipe), capability)
     assert found is None if part is None else part in (found or "")
 
 
-def test_padding():
+def test_padded_tokens_are_multiples_of_a_block():
     assert padded_tokens(1000, None, Layout(4, 1, 1)) == 1000
     assert padded_tokens(1000, BLOCKWISE, Layout(4, 1, 1)) == 1024
     assert padded_tokens(1024, BLOCKWISE, Layout(4, 1, 1)) == 1024

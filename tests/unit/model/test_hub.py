@@ -135,7 +135,7 @@ def test_without_a_network_the_message_has_the_command(tmp_path):
     assert "hf download org/tiny --local-dir models/tiny" in done.stderr
 
 
-def test_what_is_a_name_and_what_a_folder(tmp_path, monkeypatch):
+def test_hub_names_differ_from_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert is_hub_model("Qwen/Qwen3-8B")
     assert not any(map(is_hub_model, ("tiny", "./a/b", "/a/b", "a/b/c", "runs/../b", "Qwen/")))

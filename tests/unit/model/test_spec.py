@@ -114,7 +114,7 @@ def test_olmo3_is_read_as_transformers_reads_it():
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention"),
     ],
 )
-def test_what_is_wrong_with_olmo3(changes, message):
+def test_olmo3_errors_are_named(changes, message):
     with pytest.raises(ModelError, match=message):
         model_spec({**OLMO3, **changes})
 

@@ -66,7 +66,7 @@ def test_samples_without_a_reward_stop_a_run_by_default():
         act(alarms, lambda *_: None, lambda *_: None)
 
 
-def test_nothing_fires_in_a_healthy_run():
+def test_no_alarm_in_a_healthy_run():
     assert alarms_of(HEALTHY) == []
 
 
@@ -161,7 +161,7 @@ def test_a_resumed_run_sees_what_came_before():
 
 
 @pytest.mark.parametrize("action", CollapseAction)
-def test_what_each_action_does(action):
+def test_collapse_actions(action):
     config = CollapseConfig(action=action)
     lines = [{"step": i, "rollout/truncated_share": 0.9} for i in range(1, 4)]
     alarms = alarms_of(lines, config)

@@ -52,7 +52,7 @@ def lines_of(run):
 
 
 @pytest.mark.parametrize(("run", "detector", "settings", "onset", "step"), SEEN)
-def test_it_is_seen(run, detector, settings, onset, step):
+def test_real_collapse_is_detected(run, detector, settings, onset, step):
     detectors = CollapseDetectors(CollapseConfig(**settings))
     alarms = [alarm for line in lines_of(run) for alarm in detectors.update(line["step"], line)]
     first = next(alarm for alarm in alarms if alarm.detector == detector)
@@ -63,7 +63,7 @@ def test_it_is_seen(run, detector, settings, onset, step):
 PLANTED = {"grading_failed", "sandbox_timeouts"}
 
 
-def test_there_is_a_run_for_each_detector():
+def test_each_detector_has_a_real_run():
     assert {detector for _, detector, *_ in SEEN} == set(DETECTORS) - PLANTED
 
 

@@ -39,7 +39,7 @@ def test_a_process_writes_the_bytes_that_are_written_here(process, tmp_path):
     assert list(read_samples(tmp_path / "by_two.jsonl.gz"))[3]["reward"] is None
 
 
-def test_what_goes_wrong_is_said_and_the_next_file_is_written(process, tmp_path):
+def test_write_error_is_raised_and_the_next_file_is_written(process, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     many = [[{"text": "x" * 100_000}]] * 40  # More than a pipe holds.
     with pytest.raises(FileExistsError, match="file"):

@@ -154,7 +154,7 @@ def distill_tags():
     return {re.sub(r"part_\d", "part_<n>", f"distill/{tag}") for tag in found}
 
 
-def test_what_the_loops_make_is_explained(group):
+def test_metrics_of_the_loops_are_documented(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
     graded = group.samples[0]
     calls = dataclasses.replace(graded.sample, calls=(("python", "ok", 0.1),))

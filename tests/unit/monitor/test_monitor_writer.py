@@ -26,7 +26,7 @@ def scalars(run_dir, tag):
     return [(event.step, event.value) for event in tensorboard(run_dir).Scalars(tag)]
 
 
-def test_both_files_have_what_was_written(tmp_path):
+def test_jsonl_and_tensorboard_have_the_metrics(tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(0, {"eval/accuracy": 0.25})
         writer.write(1, {"rollout/rewards": -1.5, "rollout/accuracy": torch.tensor(0.5)})

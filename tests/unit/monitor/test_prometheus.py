@@ -74,7 +74,7 @@ def test_labels_are_escaped():
         server.close()
 
 
-def test_it_is_reached_from_this_machine_alone():
+def test_prometheus_server_binds_to_localhost():
     server = MetricsServer(0, "run", 1)
     try:
         assert server._server.server_address[0] == "127.0.0.1"

@@ -174,7 +174,7 @@ def test_files_that_do_not_fit_an_environment_are_refused(file: Path) -> None:
         loading.environment()
 
 
-def test_what_cannot_be_imported_is_named(file: Path, tmp_path: Path) -> None:
+def test_unimportable_plugins_are_named(file: Path, tmp_path: Path) -> None:
     missing = refusal(f"plugins=[{tmp_path}/gone.py,no_such_package_of_mine]")
     assert "gone.py: no such file" in missing and "no module 'no_such_package_of_mine'" in missing
     broken = tmp_path / "broken.py"

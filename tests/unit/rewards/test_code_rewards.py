@@ -260,7 +260,7 @@ def test_ioi_code_with_the_problems_own_package(local):
     assert got == [0.26]
 
 
-def test_what_solutions_leave_out_is_added():
+def test_missing_includes_are_added():
     plain = with_includes("int x;", "half.h").splitlines()
     assert plain == [
         "#include <bits/stdc++.h>",

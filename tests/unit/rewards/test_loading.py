@@ -149,7 +149,7 @@ def test_async_rewards_after_a_fork(trl_file):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_breaks_the_contract_is_named(trl_file):
+def test_rewards_that_break_the_contract_are_named(trl_file):
     with pytest.raises(RewardError, match="reward short: returned 1 values for 2 completions"):
         get_reward(f"{trl_file}:short")(["a", "b"])
     with pytest.raises(RewardError, match="returned 'good', which is neither a number nor None"):

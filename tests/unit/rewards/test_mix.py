@@ -123,7 +123,7 @@ def test_a_reward_of_weight_0_grades_and_adds_nothing():
     assert [g.reward for g in graded] == [g.rewards["format"] for g in graded]
 
 
-def test_what_a_foreign_function_gets(functions):
+def test_foreign_reward_function_arguments(functions):
     with RewardMix.from_config([f"{functions}:record"]) as mix:
         mix.score_group(PROBLEM, [sample(0, "abc", "length")])
         seen = globals_of(mix)["seen"]
@@ -329,7 +329,7 @@ def test_a_signal_during_a_reward_ends_the_run(tmp_path):
     assert caught.value.code == 128 + signal.SIGTERM
 
 
-def test_what_a_function_does_to_its_arguments_is_seen_by_no_other_sample_reward_or_epoch(tmp_path):
+def test_reward_functions_cannot_change_shared_arguments(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def uses_up(completions, tests, info, prompts, solution, **kwargs):\n"
@@ -354,7 +354,7 @@ def test_what_a_function_does_to_its_arguments_is_seen_by_no_other_sample_reward
     assert columns == {"tests": [1, 2, 3], "info": {"seen": []}}
 
 
-def test_what_a_reward_logs_itself(functions):
+def test_reward_logs_its_own_metrics(functions):
     with RewardMix.from_config([f"{functions}:logs"]) as mix:
         mix.set_step(7, 100)
         one, two = mix.score(["a", "bcd"])
@@ -362,7 +362,7 @@ def test_what_a_reward_logs_itself(functions):
         assert mix.metrics()["rewards/logs/length"] == 2.0
 
 
-def test_scope_and_streaming():
+def test_reward_mix_scope():
     with RewardMix.from_config(["format", "math", "stop_properly"]) as mix:
         assert mix.scope == "sample"
         (alone,) = mix.score([r"\boxed{4}"], answers=[["4"]], finish_reason=["stop"])
@@ -396,7 +396,7 @@ def test_items_of_the_settings_have_a_format_and_a_scope(functions):
         RewardMix.from_config([{"name": function, "completion_format": "list"}])
 
 
-def test_many_threads(functions):
+def test_reward_mix_with_many_threads(functions):
     items = ["math", f"{functions}:one_at_a_time"]
     with RewardMix.from_config(items, num_workers=1) as mix, ThreadPoolExecutor(8) as pool:
 

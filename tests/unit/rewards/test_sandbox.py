@@ -103,7 +103,7 @@ attempt(lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW))
 """
 
 
-def test_there_is_no_network(provider):
+def test_sandbox_has_no_network(provider):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -181,7 +181,7 @@ def assert_nothing_left():
     assert sandbox_processes() == []
 
 
-def test_nothing_is_left_behind(provider):
+def test_sandbox_leaves_no_process(provider):
     source = """
 import os, subprocess, sys, time
 command = [sys.executable, "-c", "import time; time.sleep(60)", "left-behind"]
@@ -295,7 +295,7 @@ def test_each_run_starts_clean(provider):
         assert program.run().stdout == program.run().stdout == "['main.py']\n"
 
 
-def test_nothing_stays_on_the_disk(provider, monkeypatch):
+def test_sandbox_leaves_no_file(provider, monkeypatch):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         monkeypatch.setattr(tempfile, "tempdir", folder)

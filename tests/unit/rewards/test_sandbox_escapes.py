@@ -238,7 +238,7 @@ def test_some_level_is_tried():
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_it_works_outside(attempt):
+def test_escape_works_outside_the_sandbox(attempt):
     """The control: without it "held" could mean a mistake in the attempt."""
     said = outside()[attempt]
     if attempt == "a mount" and said != "yes" and os.geteuid() != 0:
@@ -254,14 +254,14 @@ def test_it_works_outside(attempt):
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_it_is_held(level, attempt):
+def test_escape_is_held_in_the_sandbox(level, attempt):
     if attempt == "a handle of it" and level == "namespace":
         assert "ProcessLookupError" in outcome(level)[attempt]
     assert outcome(level)[attempt] != "yes"
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
-def test_nothing_happened_to_others_and_programs_may_change_themselves(level):
+def test_sandboxed_programs_change_only_themselves(level):
     said = outcome(level)
     assert {name: said[name] for name in OWN} == dict.fromkeys(OWN, "yes")
     assert (said["the victim lives"], said["the file is as it was"]) == ("yes", "yes")
@@ -296,7 +296,7 @@ def test_collected_files_are_the_programs_own(level):
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
-def test_what_is_no_file_is_not_collected(level):
+def test_special_files_are_not_collected(level):
     source = """
         import os
         os.mkfifo("pipe")
@@ -419,7 +419,7 @@ def test_deep_folders_are_removed(level, monkeypatch):
 
 
 @pytest.mark.parametrize("level", LEVELS_HERE)
-def test_what_the_kernel_counts_for_each_user_is_bounded(level):
+def test_kernel_resources_per_user_are_bounded(level):
     source = "import resource; print(resource.getrlimit(resource.RLIMIT_SIGPENDING)[1])"
     assert int(run(level, source).stdout) <= 256
 

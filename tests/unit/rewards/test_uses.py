@@ -79,7 +79,7 @@ def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figur
         collector.close()
 
 
-def test_a_servers_figures():
+def test_reward_server_metrics():
     def lengths(exchange):
         queries = exchange.body["query"]
         logs = {"length": [float(len(one)) for one in queries]}
@@ -113,7 +113,7 @@ def test_figures_that_openrlhfs_replies_carry():
         assert mix.metrics()["rewards/own/length"] == 2.0
 
 
-def test_runs_of_programs():
+def test_program_run_metrics():
     """They run in threads of the reward, which do not know who asked."""
     tests = [{"type": "stdin_stdout", "input": "", "output": "1\n"}]
     info = {"language": "python", "test_cases": tests}

@@ -88,7 +88,7 @@ def test_long_samples_are_finished_when_their_group_is_due(collector):
     assert lags[2.0] > 5
 
 
-def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train():
+def test_must_train_leaves_what_later_steps_can_train():
     assert must_train([], 5, 4) == 0
     assert must_train([5] * 4 + [6] * 4, 5, 4) == 4  # All of the oldest are due.
     assert must_train([6] * 6 + [7], 5, 4) == 2  # Six are due in the next step, which takes 4.

@@ -102,7 +102,7 @@ def whole(pool, sampled):
     ("sample_s", "train_s"), [(0.0, 0.0), (0.0, 0.02), (0.004, 0.0), (0.002, 0.02)]
 )
 @pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",)])
-def test_nothing_is_lost_or_too_old_whoever_is_slower(
+def test_continuous_loses_no_sample_and_respects_the_lag(
     collector, extra, sample_s, train_s, tmp_path, monkeypatch
 ):
     """The sampler and the ledger stop a run that loses a group, or trains it late."""

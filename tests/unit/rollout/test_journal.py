@@ -65,7 +65,7 @@ def test_samples_come_back_bit_for_bit_and_once(journal):
         assert step.reused == 20
 
 
-def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(journal, tmp_path):
+def test_begun_samples_are_in_the_request_and_not_written_again(journal, tmp_path):
     long = replace(answer(request()), token_ids=np.arange(9000, dtype=np.int32))
     long = replace(long, log_probs=-np.random.default_rng(0).random(9000, np.float32))
     continued = request(begun=long, budget_tokens=7)
@@ -122,7 +122,7 @@ def test_another_request_finds_nothing(journal, change):
         assert step.find(request()) is not None
 
 
-def test_what_was_cut_before_its_first_token_is_not_kept(journal):
+def test_samples_cut_before_their_first_token_are_not_kept(journal):
     """It tells nothing; and the same request, asked again in its step, would find it."""
     whole = answer(request())
     tokens = np.empty(0, np.int32), np.empty(0, np.float32)

@@ -213,9 +213,7 @@ def test_an_engine_that_fails_for_good_fails_the_step(collector, monkeypatch):
     parts.source.close()
 
 
-def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
-    tmp_path, monkeypatch, collector
-):
+def test_failed_gate_drops_its_batch_and_later_samples(tmp_path, monkeypatch, collector):
     parts = Parts(collector, Pool(), monkeypatch)
     journal = parts.sampler.journal = SampleJournal(tmp_path, 1.0)
     for step in (3, 4, 5):
@@ -226,7 +224,7 @@ def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003.bin"]
 
 
-def test_other_schedules_sample_in_the_step(collector, monkeypatch):
+def test_schedules_without_overlap_sample_in_the_step(collector, monkeypatch):
     parts = Parts(collector, Pool(), monkeypatch, "rollout.max_lag=0")
     for step in range(1, 4):
         found = parts.step(step)

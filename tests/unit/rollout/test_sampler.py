@@ -104,7 +104,7 @@ def test_lengths_come_in_stages(collector):
     assert {request.max_tokens for request in engines.requests} == {8}
 
 
-def test_when_all_problems_rest_they_are_taken_all_the_same():
+def test_problems_on_cooldown_are_sampled_when_all_are():
     sampler = sampler_of("curriculum.cooldown=true", "curriculum.min_visits=1")
     for problem in PROBLEMS:
         sampler._rates.update(problem.id, 0, 2, step=0)

@@ -256,7 +256,7 @@ def test_the_first_sync_measures_what_engines_take():
     assert not room.used
 
 
-def test_nothing_to_overlap_and_nothing_to_wait_for():
+def test_wake_room_without_offloaded_state():
     assert not WakeRoom().decide([]), "nothing is offloaded"
     assert WakeRoom().decide([rank(None)]), "on CPU engines take nothing"
 

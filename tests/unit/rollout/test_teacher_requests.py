@@ -132,7 +132,7 @@ def test_a_key_is_sent_where_there_is_one(server, monkeypatch):
 
 
 @pytest.mark.parametrize("trouble", [503, 429, 1.0])
-def test_what_may_pass_is_tried_again(server, trouble):
+def test_transient_server_errors_are_retried(server, trouble):
     server.plan = [trouble, trouble]
     given = sequences(1)
     (found,) = score(teacher(server, timeout_s=0.3), 1)

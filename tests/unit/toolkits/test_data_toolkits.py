@@ -149,7 +149,7 @@ def test_decontaminate(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["prepare_data", "decontaminate", "filter_by_pass_rate"])
-def test_what_is_there_already_is_kept(tmp_path, name):
+def test_existing_data_is_kept(tmp_path, name):
     """And said before anything is read, sampled or fetched: none of these files is there."""
     mine = tmp_path / "dapo.jsonl"
     mine.write_text("mine")
@@ -228,7 +228,7 @@ def test_every_problem_is_in_one_place_and_shared_ones_count_once(tmp_path):
     assert not held_out & {row["prompt"] for row in [*files["train"], *files["worked"]]}
 
 
-def test_what_is_held_out_does_not_depend_on_the_order_of_rows(tmp_path):
+def test_held_out_rows_do_not_depend_on_row_order(tmp_path):
     found = []
     for name, counts in (("a", range(10)), ("b", reversed(range(10)))):
         write_sets(tmp_path / name / "raw", asdiv=[asdiv_row(count) for count in counts])

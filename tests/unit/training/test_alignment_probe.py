@@ -96,7 +96,7 @@ def test_a_skipped_step_is_not_probed():
     assert made.check.after_sync(AfterSync(made, MONITOR, 5, False)) == {}
 
 
-def test_where_old_keys_and_values_stay_the_gate_needs_responses_of_one_version():
+def test_gate_with_kept_kv_needs_responses_of_one_version():
     (graded,) = group(NOW).samples
     mixed = replace(graded, sample=replace(graded.sample, spans=((NOW - 1, 0), (NOW, 1))))
     groups = [replace(group(NOW), samples=(mixed,))]

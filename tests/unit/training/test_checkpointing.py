@@ -177,7 +177,7 @@ def test_a_checkpoint_without_the_metric_of_the_best_is_named(tmp_path, capsys):
     assert not capsys.readouterr().err
 
 
-def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_path):
+def test_early_checkpoint_is_committed_when_the_step_is_done(tmp_path):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     saver.write(2)
@@ -194,7 +194,7 @@ def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_p
     assert (tmp_path / "step_000003" / "tensors").is_file()
 
 
-def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path):
+def test_early_checkpoint_of_an_unfinished_step_is_discarded(tmp_path):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     saver.save()

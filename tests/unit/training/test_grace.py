@@ -57,7 +57,7 @@ def test_but_not_beyond_its_time_nor_a_second_signal():
         pytest.fail("it continued")
 
 
-def test_what_fails_meanwhile_is_not_restarted():
+def test_failure_during_grace_is_not_restarted():
     """A component's failure would have the run start again."""
     with pytest.raises(SystemExit), Grace(60, lambda: True):
         send()

@@ -163,7 +163,7 @@ def test_the_oldest_go_at_the_limit(tmp_path, capsys):
     assert capsys.readouterr().err.count("runner.replay_keep_gib") == 1
 
 
-def test_nothing_is_kept_at_0(tmp_path):
+def test_batches_are_not_kept_at_0(tmp_path):
     keep(tmp_path, 1, 2, keep_gib=0.0)
     assert not (tmp_path / FOLDER).exists()
 
@@ -176,7 +176,7 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path):
     assert steps_in(tmp_path) == []
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path, monkeypatch):
+def test_partial_batch_of_a_killed_process_is_removed(tmp_path, monkeypatch):
     keep(tmp_path, 1)
     before = kept_file(tmp_path / FOLDER, 1).read_bytes()
 
@@ -257,7 +257,7 @@ def run_dir(tmp_path):
     return tmp_path
 
 
-def test_they_are_read_as_they_were(run_dir):
+def test_token_traces_are_read_unchanged(run_dir):
     assert [step for step, _ in read_traced(run_dir)] == [4, 5]
     (first, values), (second, others) = read_tokens(run_dir, 5)
     assert (first.key, first.tokens, first.version, first.discarded) == ("a/0", 2, 3, False)
@@ -275,7 +275,7 @@ def test_a_damaged_file_is_as_none(run_dir):
     assert [step for step, _ in read_traced(run_dir)] == [5]
 
 
-def test_they_go_with_the_steps_samples(run_dir):
+def test_token_traces_are_dropped_with_their_samples(run_dir):
     drop_samples_after(run_dir, 4)
     assert not token_file(run_dir, 5).exists() and token_file(run_dir, 4).exists()
     (run_dir / "samples" / "step_000006.jsonl").write_text("x" * 1000)

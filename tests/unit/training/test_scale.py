@@ -222,7 +222,7 @@ def faster_than_ranks(small, large):
     return {name: a for name, a in found.items() if a > LIMITS.get(name, MOST_OF_TRAFFIC)}
 
 
-def test_nothing_grows_faster_than_the_ranks_and_engines(small, stubs):
+def test_driver_costs_grow_linearly_with_ranks_and_engines(small, stubs):
     large = run(64, stubs)
     assert faster_than_ranks(small, large) == {}
     # Each rank and engine was called, in both.

@@ -118,7 +118,7 @@ def test_a_kl_in_the_reward_is_no_term_of_the_loss():
     assert plan_step(in_reward, 1, 0.3).objective.kl_coef == 0.0
 
 
-def test_the_reference():
+def test_reference_settings_and_shares():
     assert reference_settings(config_of()).kind == "none"  # None is held at kl_coef=0.
     assert reference_settings(config_of("kl_coef=0.1")).kind == "frozen"
     reset = config_of("kl_coef=0.1", "reference.kind=reset", "reference.every=3")

@@ -142,7 +142,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
         WeightsError("engine 0: the weight update left 1 tensors as they were"),
     ],
 )
-def test_other_errors_are_not_tried_again(config, store, error):
+def test_unknown_errors_are_not_retried(config, store, error):
     attempts = Attempts(store, ([], error), ([], None))
     with pytest.raises(type(error), match=str(error)):
         supervise(config, attempts)

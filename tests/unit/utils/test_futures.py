@@ -21,7 +21,7 @@ def no_collector():
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_was_gathered_goes_with_its_last_reference():
+def test_gathered_results_are_freed_with_the_last_reference():
     things = [Thing(), Thing()]
     seen = [weakref.ref(one) for one in things]
     futures = [Future(), Future()]

@@ -33,7 +33,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
         node_cache.node_cache()
 
 
-def test_what_one_engine_compiled_is_there_for_others(tmp_path):
+def test_compiled_kernels_are_shared_between_engines(tmp_path):
     mine, theirs, archive = (tmp_path / name for name in ("mine", "theirs", "archive.tar"))
     for folder in (mine, theirs):
         folder.mkdir()
@@ -83,7 +83,7 @@ def write(path, **header):
     return path
 
 
-def test_everything_comes_back(tmp_path):
+def test_arrays_and_header_are_read_unchanged(tmp_path):
     path = write(tmp_path / "a.bin", step=3, keys=["p/0", "\ud800"])
     header, arrays = read_arrays(path)
     assert header == {"step": 3, "keys": ["p/0", "\ud800"]}
@@ -119,7 +119,7 @@ def test_a_changed_byte_changes_nothing_or_is_noticed_and_so_is_every_cut(tmp_pa
             read_arrays(path)
 
 
-def test_what_compresses_is_small_and_what_does_not_hardly_grows(tmp_path):
+def test_array_file_sizes(tmp_path):
     draw = np.random.default_rng(0)
     for array, most in (
         (np.full(100_000, 151_643, np.int32), 0.01),

@@ -23,7 +23,7 @@ def driver(tmp_path, monkeypatch):
     return make
 
 
-def test_its_version_is_read(driver, monkeypatch):
+def test_driver_version_is_read(driver, monkeypatch):
     driver("575.57.08\\n575.57.08\\n")
     assert nvidia_driver.driver_version() == "575.57.08"
     driver("NVIDIA-SMI has failed because it could not communicate with the driver", 9)

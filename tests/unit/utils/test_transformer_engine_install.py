@@ -95,7 +95,7 @@ def test_parts_of_different_versions(install):
     assert problem is not None and "2.11.0" in problem and "2.10.0" in problem
 
 
-def test_none_at_all(install, one_gpu):
+def test_te_that_is_not_installed_is_refused(install, one_gpu):
     assert te_install.missing_part() == "it is not installed"
     with pytest.raises(UserError, match=r"actor\.layers=local"):
         choose_platform("auto")
@@ -144,7 +144,7 @@ def test_a_cpu_has_local_layers(monkeypatch):
         choose_platform("cuda")
 
 
-def test_it_loads_the_packages_libraries_before_a_systems(tmp_path, monkeypatch):
+def test_te_loads_packaged_libraries_before_the_systems(tmp_path, monkeypatch):
     """Torch has loaded the packages' cuDNN; with a second one, fused attention fails."""
     variables = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
     for name in variables:

@@ -210,12 +210,12 @@ def session_of(theirs, **changes):
         (values_of(), {"actor": ActorConfig(fp8=Fp8.hybrid)}, "in FP8"),
     ],
 )
-def test_what_a_failed_gate_adds(monkeypatch, theirs, changes, said):
+def test_failed_gate_reports_the_divergence_point(monkeypatch, theirs, changes, said):
     monkeypatch.setattr(live_divergence, "engine_values", lambda pool, tokens, layers: theirs)
     assert said in live_divergence.where_they_part(session_of(theirs, **changes), [1, 2])
 
 
-def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch):
+def test_error_in_find_divergence_does_not_hide_the_failure(monkeypatch):
     def raise_error(*_):
         raise RuntimeError("an engine died\nwith a traceback")
 

@@ -52,7 +52,7 @@ def test_is_the_sum_that_it_says(shape, dtype):
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 1), st.data())
-def test_parts_add_up(rows, columns, dim, data):
+def test_fingerprints_of_parts_add_up(rows, columns, dim, data):
     whole = tensor((rows, columns), torch.bfloat16)
     cut = data.draw(st.integers(0, whole.shape[dim]))
     corner = (cut, 0) if dim == 0 else (0, cut)
@@ -100,7 +100,7 @@ def test_a_difference_is_reported_by_name():
         compare_fingerprints(sent, {**sent, "other": 1}, "engine 0")
 
 
-def test_what_cannot_be_read_is_left_out():
+def test_unreadable_fingerprints_are_left_out():
     compare_fingerprints({"a": 1, "b": 2}, {"a": 1, "b": None}, "engine 0")
     with pytest.raises(WeightsError, match=r"1 of 2 tensors: a differs"):
         compare_fingerprints({"a": 1, "b": 2}, {"a": 3, "b": None}, "engine 0")
@@ -269,7 +269,7 @@ def test_a_round_covers_every_element_once(packed, work):
     assert one_round(Rotation(SHAPES, packed=packed, whole=EXPERTS), work) == orders[0]
 
 
-def test_what_one_product_reads_is_one_unit():
+def test_weights_of_one_product_rotate_together():
     rotation = Rotation(SHAPES, packed=True, whole=EXPERTS)
     for part in one_round(rotation, 0.0):
         q, k = (part.get(f"layers.0.{name}_proj.weight") for name in "qk")

@@ -54,7 +54,7 @@ def write(folder, source, tensors, shard_size_mib=1):
             writer.add(name, tensor)
 
 
-def test_what_is_written_is_read_by_us_and_by_safetensors(source, tmp_path):
+def test_written_weights_are_read_by_safetensors(source, tmp_path):
     folder = tmp_path / "out"
     write(folder, source, TENSORS)
     theirs = load_file(folder / "model.safetensors")
@@ -147,7 +147,7 @@ def test_an_error_leaves_the_older_folder_and_nothing_half(source, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_what_a_killed_writer_leaves_is_removed_by_the_next(source, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(source, tmp_path):
     folder = tmp_path / "out"
     writer = HfFolderWriter(folder, ANNOUNCED, source)
     writer.add("a.weight", TENSORS["a.weight"])
@@ -226,7 +226,7 @@ def model(folder, *more):
     return folder
 
 
-def test_what_is_free_or_a_model_may_be_written(tmp_path):
+def test_target_may_be_new_empty_or_a_model(tmp_path):
     check_target(tmp_path / "new" / "deeper")
     (tmp_path / "empty").mkdir()
     check_target(tmp_path / "empty")
@@ -256,7 +256,7 @@ def lose_config(folder):
 @pytest.mark.parametrize(
     "change", [add_file, add_folder_named_like_a_file, add_adapter, add_hidden, lose_config]
 )
-def test_what_is_not_a_models_is_refused_by_name(tmp_path, change):
+def test_target_with_foreign_files_is_refused(tmp_path, change):
     folder = model(tmp_path / "out")
     change(folder)
     foreign = foreign_entries(folder)

@@ -112,7 +112,7 @@ def test_a_rank_can_hold_padding_alone():
         (replace(QWEN2, heads=2, kv_heads=2), 4, "query heads of 2 does not divide over 4"),
     ],
 )
-def test_what_cannot_be_shared_says_so(spec, tp_size, words):
+def test_indivisible_tensors_are_refused(spec, tp_size, words):
     with pytest.raises(WeightsError, match=words):
         for entry, layer, _ in walk(spec):
             local_tensor(entry, spec, 0, tp_size, padded_vocab_size(spec.vocab, tp_size), layer)
@@ -151,7 +151,7 @@ def save(folder, weights):
 
 
 @pytest.mark.parametrize("implementation", [0, 1], ids=["local", "transformer_engine"])
-def test_both_implementations_load_and_export(spec, implementation, tmp_path):
+def test_local_and_te_layers_load_and_export(spec, implementation, tmp_path):
     parallel = ParallelRank()
     model = modules_like(spec, implementation, parallel)
     weights = random_weights(spec)

@@ -108,7 +108,7 @@ def test_layers_of_virtual_and_uneven_stages():
     ],
     ids=str,
 )
-def test_what_does_not_fit_shows_the_arithmetic(layout, words):
+def test_impossible_layout_shows_the_arithmetic(layout, words):
     with pytest.raises(UserError, match=words):
         plan_weights(QWEN2, layout, Layout())
 

@@ -329,7 +329,7 @@ def test_settings_of_another_folder_are_the_same():
     )
 
 
-def test_other_versions_are_named(base, tmp_path, monkeypatch, capsys):
+def test_bisect_names_other_software_versions(base, tmp_path, monkeypatch, capsys):
     here = attempts.software_versions()
     assert {"python", "torch", "megatron-core", "machine"} <= set(here)
     monkeypatch.setattr(
@@ -359,7 +359,7 @@ def test_a_file_with_other_contents_is_named(base, tmp_path, monkeypatch, capsys
     assert [one.key for one in compare(a, b).files] == ["contents of train.jsonl"]
 
 
-def test_json(base, tmp_path, capsys):
+def test_bisect_json_output(base, tmp_path, capsys):
     class Other(Run):
         def gradient(self, step):
             return [{"grad_norm": 1.0}]

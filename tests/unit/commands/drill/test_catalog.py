@@ -35,7 +35,7 @@ from rlmath.model.published import KNOWN
         ("rlmath.rewards.answers", ["AnswerGrader.grade"]),
     ],
 )
-def test_what_is_replaced_exists(module, names):
+def test_patched_names_of_faults_exist(module, names):
     for name in names:
         found = importlib.import_module(module)
         for part in name.split("."):
@@ -189,7 +189,7 @@ def outcome(name, fired, steps, **changes):
     return Outcome(name=name, fired=fired, steps=steps, **given | changes)
 
 
-def test_tables():
+def test_drill_tables():
     outcomes = [
         outcome("healthy", True, None, kind="", message=""),
         outcome("seen", True, 1),

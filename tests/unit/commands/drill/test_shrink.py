@@ -43,7 +43,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
-def test_it_is_small_and_passes_every_check(words, tmp_path):
+def test_shrunk_config_is_small_and_passes_checks(words, tmp_path):
     shrunk = shrink(words, tmp_path, None, 8)
     config = shrunk.config
     problems = [
@@ -59,7 +59,7 @@ def test_it_is_small_and_passes_every_check(words, tmp_path):
     assert algorithm.prompts_per_step * algorithm.group_size <= 32
 
 
-def test_what_the_user_chose_stays(tmp_path):
+def test_shrink_keeps_chosen_settings(tmp_path):
     words = ["experiment=qwen2.5-7b-grpo-megatron", "recipe=dapo", "rollout.temperature=0.7"]
     full, small = load(words), shrink(words, tmp_path, None, 8).config
     assert small.algorithm.loss_options == full.algorithm.loss_options
@@ -83,7 +83,7 @@ def test_a_teacher_is_left_out_and_that_is_said(tmp_path):
     assert "algorithm.advantage: teacher -> grpo" in notes and "teacher.path: t -> None" in notes
 
 
-def test_it_says_what_was_shrunk(tmp_path):
+def test_shrink_lists_its_changes(tmp_path):
     notes = "\n".join(shrink(["qwen2.5-7b-grpo-megatron"], tmp_path, None, 8).notes)
     for said in (
         "DeepSeek-R1-Distill-Qwen-7B by its published sizes",
@@ -145,6 +145,6 @@ def test_rewards_that_need_other_data_become_the_answer(tmp_path):
         ),
     ],
 )
-def test_mistakes_are_named(words, says, tmp_path):
+def test_shrink_names_mistakes(words, says, tmp_path):
     with pytest.raises((UserError, ConfigError, ModelError), match=says):
         shrink(words, tmp_path, None, 8)

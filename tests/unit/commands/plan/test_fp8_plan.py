@@ -56,7 +56,7 @@ def test_frozen_matrices_keep_nothing_and_have_one_copy_of_a_gradient():
     assert gradient_copy_bytes(PLAIN, 1000) == 0
 
 
-def test_tokens_are_padded():
+def test_plan_pads_tokens_for_fp8():
     odd = dataclasses.replace(PLAIN, max_tokens=16001)
     assert odd.tokens == 16001
     assert dataclasses.replace(odd, fp8=TENSORWISE).tokens == 16064
@@ -99,7 +99,7 @@ def test_old_log_probs_in_fp8_join_no_micro_batches():
     assert seconds(FP8, 4) == seconds(FP8, 1)
 
 
-def test_the_command(capsys):
+def test_plan_command_with_fp8(capsys):
     def run_plan(*more):
         code = main([*ASKED, *more])
         out = capsys.readouterr()

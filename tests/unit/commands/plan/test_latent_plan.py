@@ -117,7 +117,7 @@ def test_so_does_the_message_that_nothing_fits(capsys):
     assert "warning: multi-head latent attention trains only on CPU" in said
 
 
-def test_its_actor_has_activations_of_its_stage():
+def test_latent_attention_activations_by_stage():
     """The first of eight stages has three dense layers, which keep less than those with experts."""
     from rlmath.commands.plan.activations import layer_bytes
 

@@ -317,7 +317,7 @@ def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
         ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_plan_refuses_invalid_arguments(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", "layout", *arguments.split()]) == 2

@@ -98,7 +98,7 @@ def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(capsys):
     assert "runner.steps: this command does not use it" in capsys.readouterr().err
 
 
-def test_what_would_fit_is_said(capsys):
+def test_plan_names_layouts_that_fit(capsys):
     words = ["model.path=Qwen2.5-32B", "actor.tensor_parallel=8", "rollout.tensor_parallel=8"]
     assert plan(*words, "actor.offload=none") == 2
     err = capsys.readouterr().err

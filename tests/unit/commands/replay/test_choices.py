@@ -69,7 +69,7 @@ def both(model, *overrides, given=(), **kwargs):
         ("recipe=dapo", "one by one"),
     ],
 )
-def test_refused(setting, why):
+def test_replay_refuses_settings(setting, why):
     with pytest.raises(ConfigError, match=r"(?s)" + why) as error:
         choices = read_choices([setting])
         made = source(Path("none"))

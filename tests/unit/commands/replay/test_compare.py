@@ -183,7 +183,7 @@ def test_the_same_update_has_no_such_tokens(monkeypatch):
     assert found["gain"] == found["lose"] == [] and found["equal_pulls"] == 1.0
 
 
-def test_what_is_shown_of_metrics_and_gradients(monkeypatch):
+def test_replay_shows_metrics_and_gradients(monkeypatch):
     found, text = compare_changes({0: 1.0}, monkeypatch)
     norms = {"own_norm": 2.0, "other_norm": 2.0, "cosine": pytest.approx(1.5)}
     assert found["gradients"] == [norms]

@@ -40,7 +40,7 @@ def test_ranks_stay_while_nothing_of_theirs_changes():
     assert [steps for _, steps in parts(changes, {})] == [[3, 4, 5, 6]]
 
 
-def test_other_settings_are_other_ranks():
+def test_redo_with_other_settings_needs_new_ranks():
     found = parts({5: {"actor.optimizer.lr": 0.5}, 6: {"runner.steps": 999}}, {})
     assert [steps for _, steps in found] == [[3, 4], [5], [6]]
     assert [config.actor.optimizer.lr == 0.5 for config, _ in found] == [False, True, True]

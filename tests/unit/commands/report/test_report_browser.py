@@ -27,7 +27,7 @@ def url(run_dir, tmp_path_factory):
     return out.as_uri()
 
 
-def test_it_opens_alone_and_runs_nothing_of_the_samples(browser, url):
+def test_report_opens_offline_and_runs_no_sample_code(browser, url):
     browser.open(url)
     opened_ms = browser.run("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert 0 < opened_ms < 2000
@@ -130,7 +130,7 @@ def test_turns_and_folded_outputs(browser, url):
     assert browser.problems() == []
 
 
-def test_tokens(browser, url):
+def test_report_token_values(browser, url):
     browser.open(url)
     browser.run("set('f-kind', 'step'); set('f-step', '3')")
     browser.run("$$('ul.list li').find((one) => (one.click(), $('.sample details')))")
@@ -261,7 +261,7 @@ def test_times_problems_and_distributions(browser, url):
     browser.wait_for("$('#settings-0').textContent.includes('algorithm.group_size')")
 
 
-def test_what_changed(browser, url):
+def test_report_changes_open_their_samples(browser, url):
     browser.open(url)
     assert "steps 3 to 4 against steps 1 to 2" in browser.run("$('#changes').textContent").lower()
     browser.run("$('#change-0-length').open = true; $('#change-0-accuracy').open = true")
@@ -299,7 +299,7 @@ def test_long_lists_are_shown_in_parts(browser, make_run, tmp_path):
     assert browser.run(rows) == before
 
 
-def test_keys_alone(browser, url):
+def test_report_works_with_the_keyboard(browser, url):
     """Tab reaches every control, and arrows move in the list."""
     browser.open(url)
     reached = set()

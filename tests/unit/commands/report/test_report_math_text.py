@@ -53,7 +53,7 @@ def test_a_text_of_nothing_but_openings():
         assert "".join(one if isinstance(one, str) else one[0] for one in pieces) == text
 
 
-def test_conversion():
+def test_formulas_are_converted_to_mathml():
     assert [one[0] for one in nodes(to_tree(r"\frac{1}{2}"))] == ["math", "mfrac", "mn", "mn"]
     boxed = [one[0] for one in nodes(to_tree(r"\boxed{\frac{1}{2}}"))]
     assert boxed == ["math", "menclose", "mfrac", "mn", "mn"]
@@ -64,7 +64,7 @@ def test_conversion():
 
 
 @pytest.mark.parametrize("latex", ["x_{1}_{2}", "}{", "^", "{" * 3000, r"\frac" * 100])
-def test_what_is_no_formula_stays_text(latex):
+def test_text_without_formulas_is_unchanged(latex):
     assert to_tree(latex) is None
 
 
@@ -74,5 +74,5 @@ def test_commands_cannot_be_defined():
     assert to_tree(r"\def\a{x}\a") is None
 
 
-def test_display():
+def test_display_formulas_are_recognized():
     assert is_display("$$x$$") and is_display(r"\[x\]") and not is_display("$x$")

@@ -38,7 +38,7 @@ def page(run_dir, make_run, tmp_path_factory):
     return out
 
 
-def test_both_runs_are_in_the_page(page):
+def test_report_of_two_has_both_runs(page):
     data = page_data(page.read_text(encoding="utf-8"))
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     assert [run["steps"][-1] for run in data["runs"]] == [4, 2]

@@ -45,7 +45,7 @@ def text(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out.read_text(encoding="utf-8")
 
 
-def test_nothing_but_its_own_script_may_run(text: str) -> None:
+def test_report_runs_only_its_own_script(text: str) -> None:
     page = Page(text)
     meta = [a for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
     (policy,) = [a["content"] or "" for a in meta]
@@ -60,7 +60,7 @@ def test_nothing_but_its_own_script_may_run(text: str) -> None:
     assert "<" not in data and data.isascii()
 
 
-def test_nothing_is_loaded(text: str) -> None:
+def test_report_loads_no_resource(text: str) -> None:
     page = Page(text)
     assert not {"src", "srcset", "data", "action", "poster"} & {
         name for _, attributes in page.elements for name in attributes
@@ -94,7 +94,7 @@ def test_texts_are_as_they_were_sampled(text: str) -> None:
     assert {sample["seed"] for sample in run["samples"]} >= {str(2**60), str(2**60 + 1)}
 
 
-def test_what_the_run_did_is_in_the_page(text: str) -> None:
+def test_report_has_the_runs_facts(text: str) -> None:
     data = page_data(text)
     (run,) = data["runs"]
     assert dict(zip(data["fact_names"], run["facts"], strict=True))["loss"] == "ppo_clip"
@@ -175,7 +175,7 @@ def test_outputs_of_tools_have_no_differences() -> None:
     assert list(found["difference"][:8]) == [0, 0.125, 0.25, 0, 0, 0, 0, 0.875]
 
 
-def test_what_changed_is_explained(text: str, run_dir: Path, tmp_path: Path) -> None:
+def test_report_explains_changes(text: str, run_dir: Path, tmp_path: Path) -> None:
     (run,) = page_data(text)["runs"]
     assert [(one["metric"], one["against"], one["steps"]) for one in run["changes"]] == [
         (metric, [1, 3], [3, 5]) for metric in ("reward", "accuracy", "length")
@@ -226,7 +226,7 @@ def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "not a folder" in capsys.readouterr().err
 
 
-def test_it_is_written_again_while_the_run_lasts(
+def test_report_is_refreshed_during_the_run(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process holds the folder, as a run's does; between two pages the run ends."""

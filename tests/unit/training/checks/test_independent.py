@@ -45,7 +45,7 @@ def draw(groups, size, choices, length):
     ]
 
 
-def test_one_seed_twice():
+def test_samples_with_one_seed_are_named():
     group = [sample(0, [1], -1.0, seed=7), sample(1, [2], -1.0), sample(2, [3], -1.0, seed=7)]
     (sentence,) = dependent_samples([group])
     assert "samples 0 and 2 of problem p have the same seed (7)" in sentence

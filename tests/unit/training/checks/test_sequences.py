@@ -119,7 +119,7 @@ def test_sequences_of_another_rank_are_named():
     assert wrong_places(early, list("abcd"), complete=False) == []
 
 
-def test_other_tokens_are_named():
+def test_wrong_tokens_are_named():
     report = make_report(by_token(ADVANTAGES))
     other = dataclasses.replace(report, tokens=report.tokens + torch.tensor([0, 1, 0, 0]))
     (sentence,) = wrong_tokens(other, expectation())

@@ -39,7 +39,7 @@ def test_copies_that_differ_are_named():
     assert "rank 2 holds other weights than rank 0 after the update, in b" in sentence
 
 
-def test_what_ranks_hold_twice_and_differently_is_named():
+def test_differing_copies_of_weights_are_named():
     alike = WeightChanges({"a": 1}, None)
     assert find_drift([alike, alike]) == []
     other = WeightChanges({"a": 1}, None, "ranks 0 and 1 should hold the same norm and do not")

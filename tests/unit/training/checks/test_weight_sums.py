@@ -42,7 +42,7 @@ def test_every_aggregation_has_a_formula():
     assert set(SUMS) == set(AGGREGATIONS.names())
 
 
-def test_nothing_is_expected_of_an_aggregation_of_a_plug_in():
+def test_plugin_aggregation_has_no_expected_weight_sum():
     expected = expected_sums(settings("mine.py:sqrt_length"), SEQUENCES, 11)
     assert expected == [] and wrong_sums(expected, report("token_mean", 3.0)) == []
 
