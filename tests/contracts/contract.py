@@ -142,7 +142,6 @@ def reachable(module, name):
 
 @cache
 def import_or_none(module):
-    """The module, or ``None`` where it cannot be imported on this machine."""
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError, AssertionError, AttributeError):

@@ -23,8 +23,6 @@ Clock = dict[str, int]
 
 
 class Stream:
-    """A stream by its label."""
-
     def __init__(self, cuda, label):
         self._cuda, self.label = cuda, label
         self.clock: Clock = {}

@@ -22,7 +22,6 @@ LITERALS = ("equals", "says")
 
 
 def read_rows(path):
-    """The rows of a table."""
     found = []
     breaks, is_open = "", False
     fields = []

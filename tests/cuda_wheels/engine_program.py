@@ -33,7 +33,6 @@ def main():
 
 
 def engine_config(spec):
-    """vLLM's config from an engine's settings."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor

@@ -39,7 +39,6 @@ NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1
 
 
 def place_cases(cases, **environment):
-    """Placements of all cases, from one start of Ray."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
         capture_output=True,

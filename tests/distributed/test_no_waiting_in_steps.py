@@ -100,7 +100,6 @@ class Waits(TorchDispatchMode):
 
 
 def run(layout, platform, model, changes, passes, with_values):
-    """Waits in the passes of a step and in the updates."""
     waits, schedule = Waits(), model_base.run_schedule
 
     def watch_schedule(*args, **kwargs):

@@ -49,8 +49,6 @@ def adam_of(actor):
 
 @dataclasses.dataclass
 class After:
-    """State of a rank after its updates."""
-
     metrics: list[dict[str, float]]
     weights: list[Tensor]
     adam: list[Tensor]

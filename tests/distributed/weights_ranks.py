@@ -632,7 +632,6 @@ def _forward(model, tokens, positions, mask, packed):
 
 
 def save(folder, case, target):
-    """Load a folder and save it as another."""
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer

@@ -21,7 +21,6 @@ class Node:
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
     def pids(self):
-        """Processes on this node."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20
         )

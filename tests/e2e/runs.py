@@ -96,7 +96,6 @@ def _processes_with(mark):
 
 
 def check_replay(run_dir, *arguments):
-    """Check that ``rlmath replay`` finds what the run did."""
     found = rlmath("replay", str(run_dir), *arguments, "--json")
     assert found.returncode == 0, found.stdout + found.stderr
     result = json.loads(found.stdout)

@@ -177,7 +177,6 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(material,
 
 
 def _kill_while_sampling(run, step):
-    """Kill all of a run once samples of a step are in the journal."""
     journal = run.run_dir / "journal"
 
     def has_some():

@@ -73,7 +73,6 @@ def check_against_fp8(reference, prompts, samples):
 
 @pytest.fixture(scope="module")
 def wide(ray_session, engine_spec, tmp_path_factory):
-    """An engine of two ranks that quantizes."""
     spec = replace(
         engine_spec,
         dtype="bfloat16",

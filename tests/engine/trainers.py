@@ -15,7 +15,6 @@ BUCKET_SIZE_MIB = 0.3
 
 
 def start_sender(pool, reference):
-    """A trainer of one rank, connected to the pool."""
     return start_senders(pool, reference, 1, "")[0]
 
 

@@ -28,7 +28,6 @@ LAYOUTS = [
 
 
 def on_layouts(first=0):
-    """Parametrizes over the layouts from the ``first`` on."""
     return pytest.mark.parametrize("layout", LAYOUTS[first:], ids=str)
 
 

@@ -40,7 +40,6 @@ def make_sample(
 def make_group(
     samples: Sequence[Sample], rewards: Sequence[float | None], prompt: Sequence[int] = (1, 2)
 ) -> Group:
-    """The ungraded samples of one problem, with the reward of each."""
     graded = (
         GradedSample(one, reward, None, "ungraded")
         for one, reward in zip(samples, rewards, strict=True)

@@ -113,7 +113,6 @@ def words(source):
 
 @functools.cache
 def findings(path):
-    """Findings by kind."""
     source = path.read_text(encoding="utf-8")
     return dict(zip(KINDS, (openings(source), participles(source), words(source)), strict=True))
 

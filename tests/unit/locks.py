@@ -50,7 +50,6 @@ def environment(python, extra=""):
 
 
 def installed_packages(lock):
-    """The locked packages that are installed here, by canonical name."""
     found = {}
     for name in lock.versions:
         try:

@@ -119,7 +119,6 @@ def begin(network, ranks, monkeypatch):
 
 
 def step(ranks, monkeypatch):
-    """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
     network = Network()
     actor, batch, log_probs = begin(network, ranks, monkeypatch)
     alignment = actor.run_part(batch, PLAN)

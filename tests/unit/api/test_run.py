@@ -19,8 +19,6 @@ ROWS = [{"prompt": f"{i}+1?", "solutions": [str(i + 1)]} for i in range(40)]
 
 
 class Loop:
-    """The loop of a run of three steps."""
-
     def __init__(self):
         self.opened: list[tuple[str, str]] = []
         self.closed: list[str] = []

@@ -362,7 +362,6 @@ def test_parsers_of_templates():
 
 @pytest.fixture(scope="module", params=["qwen3", "llama3", "gemma3"])
 def published_tokenizer(request, tmp_path_factory):
-    """A published tokenizer with its template."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp(request.param)

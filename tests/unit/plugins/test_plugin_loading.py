@@ -52,7 +52,6 @@ def plain(inputs, options):
 
 @pytest.fixture
 def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forget the plugins that a test imported."""
     for name in ("_imported", "_everywhere", "_failed"):
         monkeypatch.setattr(loading, name, {})
     for kind in KINDS:

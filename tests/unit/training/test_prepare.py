@@ -53,8 +53,6 @@ class Policy(Alone):
 
 
 class Ranks:
-    """One rank in this process."""
-
     def __init__(self):
         self.policy = Policy()
 

@@ -96,7 +96,6 @@ class Browser:
         )
 
     def press(self, key, code, text=""):
-        """Press a key and let it go."""
         named = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **named)
         self.call("Input.dispatchKeyEvent", type="keyUp", **named)

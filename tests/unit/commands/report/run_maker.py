@@ -82,6 +82,5 @@ def trace(graded):
 
 
 def page_data(text):
-    """The data of a page."""
     block = text.split('<script type="application/json" id="data">')[1].split("</script>")[0]
     return json.loads(block)

@@ -22,7 +22,6 @@ SEEDS = itertools.count()
 
 
 def sample(index, tokens, log_prob, seed=None):
-    """A sample whose tokens have ``log_prob`` each."""
     return Sample(
         problem_id="p",
         index=index,

@@ -83,8 +83,6 @@ class Handle:
 
 @dataclass(frozen=True)
 class Method:
-    """Method of a stub."""
-
     handle: Handle
     name: str
     num_returns: int = 1
