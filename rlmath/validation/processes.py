@@ -23,7 +23,7 @@ ONE_RANK = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
 
 def open_process() -> Platform:
     """Make this process the only Megatron rank; call it once."""
-    return _open_rank(ONE_RANK, 0, _free_port())
+    return _open_rank(ONE_RANK, 0, free_port())
 
 
 def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -45,7 +45,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any,
         try:
             spawn(
                 _rank,
-                (layout, _free_port(), work, sources(), function, arguments),
+                (layout, free_port(), work, sources(), function, arguments),
                 nprocs=layout.world_size,
             )
         except (ProcessRaisedException, ProcessExitedException) as error:
@@ -94,7 +94,8 @@ def _open_rank(layout: Layout, rank: int, port: int) -> Platform:
     return platform
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -10,7 +10,6 @@ CASE: JSON with ``lora`` and ``layout``.
 """
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from rlmath.device import CPU, Platform
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.validation.convert import to_hf
-from rlmath.validation.processes import ONE_RANK
+from rlmath.validation.processes import ONE_RANK, free_port
 from tests.cuda_wheels.forged import forge_gpus
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -115,12 +114,6 @@ def export(model, checkpoint, folder):
     CPU.prepare_megatron_process(local_rank=0, num_threads=2)
     initialize(ONE_RANK, CPU, rank=0, address="127.0.0.1", port=free_port(), seed=0)
     return to_hf(checkpoint, folder, model, CPU)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def everything(worker):

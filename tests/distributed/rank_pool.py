@@ -7,12 +7,12 @@ layout, with the process groups up, and gives the results in order of rank.
 
 import contextlib
 import multiprocessing as mp
-import socket
 import traceback
 from multiprocessing.connection import Connection
 
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.device import CPU
+from rlmath.validation.processes import free_port
 
 MAX_RANKS = 4
 RUN_TIMEOUT_S = 300.0
@@ -23,12 +23,6 @@ def rank_context():
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.distributed.rank_imports"])
     return context
-
-
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def _serve(rank, pipe):
@@ -62,7 +56,7 @@ class RankPool:
 
     def run(self, layout, function, *args):
         """Run on each rank of ``layout``; raises with the traceback of the first rank to fail."""
-        port = _free_port()
+        port = free_port()
         ranks = self._pipes[: layout.world_size]
         for pipe in ranks:
             pipe.send((layout, port, function, args))

@@ -118,18 +118,15 @@ def check_drill(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_test("tests/e2e/test_drill.py", words[1])(command, patch)
 
 
-def check_settings(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_settings(command: Command, patch: pytest.MonkeyPatch, machine: Machine = NODE) -> None:
     """``--check`` on a node of 8 GPUs: composition, every check, the files. It would take GPUs."""
-    patch.setattr(Machine, "here", lambda: NODE)
+    patch.setattr(Machine, "here", lambda: machine)
     words = command.words[1:]
     assert main([*words, *["--check"] * ("--check" not in words)]) == 0
 
 
-def check_settings_on_cpu(command: Command, patch: pytest.MonkeyPatch) -> None:
-    """The same on a machine without GPU. A model would have to run."""
-    patch.setattr(Machine, "here", lambda: CPU)
-    words = command.words[1:]
-    assert main([*words, *["--check"] * ("--check" not in words)]) == 0
+# On a machine without GPU. A model would have to run.
+check_settings_on_cpu = functools.partial(check_settings, machine=CPU)
 
 
 def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
