@@ -26,7 +26,7 @@ def test_the_walk_sees_imports_within_functions_and_attributes():
     assert len(NAMES) > 150
 
 
-def test_a_name_that_is_gone_is_seen():
+def test_missing_imported_name_is_detected():
     assert not contract.reachable("vllm.engine.arg_utils", "NoSuchArgs")
     assert not contract.reachable("vllm.no_such_module", "")
     assert not contract.reachable("megatron.core.parallel_state", "get_no_such_rank")

@@ -168,7 +168,7 @@ def test_without_transformer_engine_fp8_is_no_error_and_nothing():
         assert context is None
 
 
-def test_recomputed_norms_ask_for_fp8_whatever_they_are_told():
+def test_recomputed_norms_always_ask_for_fp8():
     from megatron.core.tensor_parallel.random import HAVE_TE, CheckpointWithoutOutput
 
     assert not HAVE_TE

@@ -321,9 +321,7 @@ def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
-    monkeypatch, cuda, preset, backend
-):
+def test_every_preset_syncs_within_the_planned_buffers(monkeypatch, cuda, preset, backend):
     """Its real shapes, on meta tensors, from one of two ranks; names, shapes, types and bytes."""
     whole = model_spec(KNOWN[PRESETS[preset]])
     # One layer is like the next.

@@ -58,7 +58,7 @@ def test_rotary_embeddings_of_packed_sequences(ranks):
     assert max(differences) < 1e-14
 
 
-def test_rotary_embeddings_go_on_from_shared_rows():
+def test_rotary_embeddings_continue_from_shared_rows():
     config = SimpleNamespace(
         rotary_interleaved=False, multi_latent_attention=False, context_parallel_size=1
     )

@@ -240,7 +240,7 @@ def test_an_update_without_a_pass_before_it(ranks, mixture, batch, expectation):
         assert "routing/changed_share" not in one.routing
 
 
-def test_routes_of_the_neighboring_token_are_seen(mixture, batch, expectation):
+def test_routes_of_the_neighboring_token_are_detected(mixture, batch, expectation):
     """A slice that is off by one fails the tests above."""
     shifted = dataclasses.replace(batch, routes=batch.routes.roll(1, 0))
     with torch.no_grad():

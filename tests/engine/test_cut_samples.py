@@ -132,7 +132,7 @@ def cut_when(pool, requests, tokens_so_far):
         return running.result(timeout=60)
 
 
-def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(pool, sender, reference):
+def test_engines_continue_with_new_weights_after_any_cut(pool, sender, reference):
     """Every token has the log-prob of the weights that its span names. A few samples wait in the
     engines, and more on the driver, when they are cut."""
     prompts = random_prompts(20, 20, seed=4)

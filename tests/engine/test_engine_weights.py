@@ -252,7 +252,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "me
     assert ran.stdout.strip() == "[]", ran.stderr
 
 
-def test_too_little_shared_memory_is_said_with_the_figures():
+def test_too_little_shared_memory_error_has_the_figures():
     with pytest.raises(UserError, match=r"= 2000000000\.0 MiB .*weights\.bucket_size_mib"):
         NamedSegments("run", [10**9 * 2**20] * 2)
 

@@ -15,9 +15,7 @@ from rlmath.engines.requests import EngineError, EngineStartError
 from rlmath.rollout.pool import RolloutPool
 
 
-def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(
-    ray_session, log_dir_spec, tmp_path
-):
+def test_unreadable_model_is_named_and_leaves_no_process(ray_session, log_dir_spec, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     spec = replace(log_dir_spec, model_path=str(tmp_path))
     pool = RolloutPool(spec, num_engines=1, stall_timeout_s=60)

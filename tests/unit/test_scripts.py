@@ -128,7 +128,7 @@ def test_cuda_setup_refuses_at_once_without_pythons_headers(clone, tmp_path):
     assert not (clone / ".venv").exists()
 
 
-def test_transformer_engine_that_is_broken_is_seen(clone, tmp_path):
+def test_broken_transformer_engine_is_detected(clone, tmp_path):
     """It is compiled again when the lock's version cannot be imported, with CUDA's headers from the
     lock's packages; and an extension that cannot be imported afterwards is an error."""
     python = tmp_path / "venv" / "bin" / "python"

@@ -161,7 +161,7 @@ def has_saved(tmp_path):
 
 
 @pytest.mark.usefixtures("tidy")
-def test_the_batch_script_is_told_and_the_run_saves(tmp_path, environment):
+def test_sigterm_to_the_batch_script_saves_the_run(tmp_path, environment):
     """Twice, as a second signal must not cut the saving short."""
     job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart", "seed=3")
     until(tmp_path / "training")
@@ -196,7 +196,7 @@ def test_a_job_with_a_broken_gpu_is_requeued_once_without_its_node(tmp_path, env
 
 
 @pytest.mark.usefixtures("tidy")
-def test_every_task_is_told_and_the_run_saves(tmp_path, environment):
+def test_sigterm_to_every_task_saves_the_run(tmp_path, environment):
     """As scancel and preemption do it: each task with its process group, and more than once."""
     script = ("launchers/launch_cluster.sh", "8", "quickstart")
     tasks = [start(tmp_path, environment | {"RANK": rank}, *script) for rank in ("0", "1")]
@@ -213,7 +213,7 @@ def test_every_task_is_told_and_the_run_saves(tmp_path, environment):
 
 
 @pytest.mark.usefixtures("tidy")
-def test_a_job_that_was_told_and_is_requeued_trains(tmp_path, environment):
+def test_requeued_job_trains_after_sigterm(tmp_path, environment):
     """The file that told its first life to end does not tell its second one."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "end.7").touch()

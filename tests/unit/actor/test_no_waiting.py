@@ -148,7 +148,7 @@ def test_the_value_models_loss(clip, pack):
     assert kept.device == META and not seen.moves
 
 
-def test_attention_is_told_lengths_as_numbers(monkeypatch):
+def test_attention_gets_lengths_as_numbers(monkeypatch):
     """Transformer Engine fetches from the GPU, in every layer, the longest length when it is not
     given, and whether two tensors of ends differ when both are."""
     monkeypatch.setattr(Platform, "torch_device", META)

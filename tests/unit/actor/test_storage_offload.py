@@ -63,7 +63,7 @@ def test_released_state_is_restored_bit_equal_in_its_storages():
     assert tensors["first"][0, 0] == 7, "a parameter is a view of Megatron's buffer again"
 
 
-def test_a_part_goes_alone_and_may_go_twice():
+def test_parts_are_offloaded_alone_and_repeatedly():
     state, tensors = shards_as_megatron_has_them()
     state.release("optimizer", "gradients")
     state.release("optimizer")
@@ -118,7 +118,7 @@ def state_of(monkeypatch, platform):
     return DeviceState(module, [], object(), platform), module, moments
 
 
-def test_a_copy_that_was_begun_is_what_leaves(monkeypatch):
+def test_pending_copy_is_what_is_offloaded(monkeypatch):
     state, module, moments = state_of(monkeypatch, CPU)
     weight, moment = module.weight.detach().clone(), moments[0].clone()
     state.begin_copy("parameters", "optimizer")
@@ -218,7 +218,7 @@ def test_copies_are_ordered_on_cudas_streams(monkeypatch, kind, is_right):
         ("all", ["free gradients", "empty cache", "copy optimizer", "copy parameters"]),
     ],
 )
-def test_no_copy_is_under_way_when_the_cache_is_emptied(offload, wanted):
+def test_copies_finish_before_the_cache_is_emptied(offload, wanted):
     """CUDA frees memory when all that the device does is done, copies too."""
     events = []
     state = SimpleNamespace(

@@ -323,7 +323,7 @@ def test_step_probe_names_state_that_was_lost_between_steps(between, part):
     assert part in finding(between=between)
 
 
-def test_step_probe_compares_nothing_after_it_was_told_to_forget():
+def test_cleared_step_probe_compares_nothing():
     parameter = torch.nn.Parameter(torch.randn(5))
     adam = torch.optim.AdamW([parameter], weight_decay=0.0)
     settings = dataclasses.replace(SETTINGS, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.01)

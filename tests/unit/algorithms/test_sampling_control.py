@@ -188,7 +188,7 @@ def test_carried_over_groups_go_to_the_next_step():
         assert p.pop()[0] == ["g2", "g3"]
 
 
-def test_problems_that_are_too_easy_or_too_hard_rest_for_a_while():
+def test_too_easy_and_too_hard_problems_are_on_cooldown():
     rates = PassRates(CooldownSettings(too_easy=0.9, too_hard=0.1, cooldown_steps=5, decay=0.5))
     for problem, passed in (("easy", 8), ("hard", 0), ("good", 4)):
         rates.update(problem, passed, 8, step=0)

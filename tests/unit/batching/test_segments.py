@@ -100,7 +100,7 @@ def with_gae(batch, plan, kl=None):
     return RankStep._with_gae(step, batch, plan, kl)
 
 
-def test_gae_goes_over_the_models_tokens_alone():
+def test_gae_skips_tokens_of_the_environment():
     samples = [sample(), make_sample("p", 1, 5), sample(2)]
     plan = StepPlan(advantage="gae", gamma=0.9, lam=0.8, kl_in_reward=0.3, whiten_advantages=False)
     draw = torch.Generator().manual_seed(0)

@@ -133,7 +133,7 @@ def test_accept_changes_names_what_exists_and_is_guarded(run_dir, capsys):
     assert "actor.optimizer.lr may be changed" in said
 
 
-def test_a_finished_run_is_told_apart_from_one_that_has_not_exported(run_dir):
+def test_finished_run_differs_from_one_without_export(run_dir):
     config = settings(run_dir, "runner.steps=8")
     found = attempts.continuation(config)
     assert found is not None and not found.finished
@@ -205,7 +205,7 @@ def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_di
     assert len(list((run_dir / "configs").glob("*.yaml"))) == 4
 
 
-def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir):
+def test_changed_input_files_are_printed_and_in_the_card(run_dir):
     data, reward = run_dir / "data", run_dir / "mine.py"
     data.mkdir()
     for name in ("train.jsonl", "eval.jsonl"):

@@ -316,7 +316,7 @@ BRIEF = "You are brief."
         (BRIEF + USER, None),
     ],
 )
-def test_chat_templates_that_lose_what_is_said(check, tmp_path, template, words):
+def test_chat_templates_that_drop_messages_are_refused(check, tmp_path, template, words):
     write(tmp_path / "model", SIZES)
     (tmp_path / "model" / "chat_template.jinja").write_text(template)
     settings = ["data.apply_chat_template=true", "rollout.max_response_tokens=64"]

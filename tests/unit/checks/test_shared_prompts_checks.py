@@ -58,7 +58,7 @@ def test_the_command_refuses_it_once_also_where_the_model_is_not_known(tmp_path)
 
 
 @pytest.mark.parametrize("chosen", list(SharePrompts))
-def test_the_ranks_are_told(chosen, tmp_path):
+def test_ranks_get_the_share_prompts_setting(chosen, tmp_path):
     folder = write_model_folder(tmp_path / "model", QWEN_1_5B)
     given = [f"model.path={folder}", f"runner.run_dir={tmp_path}", "cluster.device=cpu"]
     config = load([*given, "data.train_paths=[x]", f"actor.share_prompts={chosen.value}"])

@@ -46,7 +46,7 @@ def test_prompts_that_are_too_long_are_counted(base, capsys):
     assert "set it to 90" in capsys.readouterr().err
 
 
-def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(base, tmp_path, capsys):
+def test_check_lists_answer_kinds_and_refuses_data_without_usable_answers(base, tmp_path, capsys):
     rows = [ROWS[0], {"question": "Show it.", "answer": "proof"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(base) == 0

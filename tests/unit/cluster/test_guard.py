@@ -27,7 +27,7 @@ time.sleep(60)
 """
 
 
-def test_closing_it_ends_the_groups_it_was_told_of():
+def test_closing_the_guard_ends_its_process_groups():
     guard = Guard()
     told, other = (subprocess.Popen(SLEEP, process_group=0) for _ in range(2))
     guard.watch([told.pid])

@@ -74,7 +74,7 @@ def test_a_crash_is_named(results):
     assert "exit code 7" in problem(results["exits"])
 
 
-def test_an_orphan_of_a_check_that_passed_is_ended(tmp_path):
+def test_child_process_of_a_passed_check_is_ended(tmp_path):
     with adopting_child_processes():
         result = run_check(check("leaves_an_orphan"), node(tmp_path))
     assert result.outcome.status == "passed"

@@ -16,7 +16,7 @@ def layout_of(device, *overrides):
     return resolve_layout(settings_with(*overrides), device)
 
 
-def test_cpu_has_one_copy_and_one_engine_unless_told():
+def test_cpu_defaults_to_one_copy_and_one_engine():
     layout = layout_of(Device.cpu, "actor.tensor_parallel=2", "actor.pipeline_parallel=2")
     assert (layout.actor.data_parallel, layout.engines, layout.accelerators) == (1, 1, 0)
     assert layout.actor.world_size == 4

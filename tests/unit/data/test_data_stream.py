@@ -75,7 +75,7 @@ def test_a_stream_of_nothing_is_refused():
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_other_prompts_of_the_same_rows_are_said_once_on_resume(mixed, caplog):
+def test_changed_prompts_warn_once_on_resume(mixed, caplog):
     def stream(token):
         items = [Problem(f"a:{n}", "", (token, n), ("1",)) for n in range(4)]
         return stream_of(items, [1.0] if mixed else [], 0, True)

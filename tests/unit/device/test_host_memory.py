@@ -36,7 +36,7 @@ def test_a_buffer_is_locked_for_its_life(monkeypatch):
     assert pinned_buffer(0).numel() == 0 and not locked, "nothing is locked for nothing"
 
 
-def test_memory_that_cannot_be_locked_is_said(monkeypatch):
+def test_unlockable_host_memory_is_an_error(monkeypatch):
     runtime = SimpleNamespace(cudaHostRegister=lambda *_: 2)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     with pytest.raises(RuntimeError, match=r"2\.0 GiB .* actor\.offload \(CUDA error 2\)"):

@@ -19,7 +19,7 @@ KEPT = {
 }
 
 
-def test_vllm_is_told_of_a_head_in_float32_and_of_log_probs_after_temperature():
+def test_vllm_gets_a_float32_head_and_log_probs_after_temperature():
     assert engine_arguments(Precision()) == {"logprobs_mode": "processed_logprobs"}
     told = engine_arguments(Precision(lm_head_dtype="float32"))
     assert told["hf_overrides"] == {"head_dtype": "float32"}

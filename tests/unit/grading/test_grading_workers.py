@@ -28,7 +28,7 @@ def wait_for(condition, timeout_s=30.0):
         time.sleep(0.02)
 
 
-def test_a_job_that_overruns_is_killed_and_the_others_go_on():
+def test_overrunning_job_is_killed_and_the_others_continue():
     with MathGrader(num_workers=2, timeout_s=1.0) as grader:
         grader.grade_one(*SYMBOLIC)
         before = set(grader.worker_pids())

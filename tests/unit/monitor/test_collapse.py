@@ -75,7 +75,7 @@ def test_every_detector_has_a_series_here():
 
 
 @pytest.mark.parametrize("name", COLLAPSES)
-def test_a_collapse_is_seen_in_time_and_once(name):
+def test_collapse_is_detected_in_time_and_once(name):
     metric, value = COLLAPSES[name]
     lines = [
         {**line, metric: value(line["step"] - 101)} if line["step"] > 100 else line
@@ -119,7 +119,7 @@ def evaluated_lines(accuracies, entropy):
     return lines
 
 
-def test_sharpening_without_learning_is_told_once_at_the_second_evaluation():
+def test_sharpening_without_learning_alarms_once_at_the_second_evaluation():
     lines = evaluated_lines(
         [0.20, 0.21, 0.19, 0.20, 0.21, 0.20, 0.20], lambda step: 0.3 * 0.96**step
     )

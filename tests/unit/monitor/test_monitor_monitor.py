@@ -6,7 +6,7 @@ from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import open_monitor, read_metrics, read_samples
 
 
-def test_files_that_cannot_be_written_are_told_and_end_no_run(tmp_path, group, capsys):
+def test_unwritable_monitor_files_warn_and_end_no_run(tmp_path, group, capsys):
     (tmp_path / "samples").write_text("not a folder")
     (tmp_path / "decisions.jsonl").mkdir()
     with open_monitor(tmp_path, RunnerConfig(), total_steps=2) as monitor:

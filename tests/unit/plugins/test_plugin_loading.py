@@ -245,7 +245,7 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
         assert config.plugin_hashes == hashes(str(reward))
 
 
-def test_the_source_of_an_agent_that_an_environment_is_told_is_guarded(
+def test_source_of_an_environments_agent_is_guarded(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It registers while it is imported.

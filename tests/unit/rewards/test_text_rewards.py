@@ -84,7 +84,7 @@ def test_format_knows_a_template_that_opens_think(prompt, text, expected):
     assert value(get_reward("tag_count"), text, prompts=[prompt]) == (1.0 if expected else 0.75)
 
 
-def test_format_told_that_think_is_open():
+def test_format_reward_with_an_open_think_tag():
     assert value(get_reward("format", think_prefilled=True), PREFILLED) == 1.0
     assert value(get_reward("format", think_prefilled=True), GOOD) == 0.0
     assert value(get_reward("format", think_prefilled=False), GOOD, prompts=["<think>\n"]) == 1.0

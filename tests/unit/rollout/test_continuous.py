@@ -135,7 +135,7 @@ def test_continuous_loses_no_sample_and_respects_the_lag(
     assert len(sampler.ledger.balance.live) == 0
 
 
-def test_engines_go_on_while_the_actor_trains(collector, monkeypatch):
+def test_continuous_engines_sample_while_the_actor_trains(collector, monkeypatch):
     pool = Pool(0.002)
     parts = Parts(collector, pool, sampler_of("rollout.max_lag=3"), monkeypatch)
     sampled = parts.source.take(1)

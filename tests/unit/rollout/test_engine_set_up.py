@@ -47,7 +47,7 @@ def dense_model(monkeypatch):
     monkeypatch.setattr(engine_settings, "precision", lambda config: Precision())
 
 
-def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told():
+def test_async_scheduling_defaults_to_cuda_only():
     assert spec_of(Device.cuda).async_scheduling
     assert not spec_of(Device.cpu, "cluster=local").async_scheduling
     assert not spec_of(Device.cuda, "rollout.async_scheduling=false").async_scheduling
@@ -63,7 +63,7 @@ def test_prefixes_are_kept_on_cpu_unless_the_model_has_states(tmp_path):
     assert spec_of(Device.cuda, prompts, path).prefix_caching
 
 
-def test_short_steps_are_on_on_cpu_and_on_gpus_where_told():
+def test_short_steps_default_to_cpu_only():
     assert spec_of(Device.cpu, "cluster=local").short_steps
     assert not spec_of(Device.cuda).short_steps
     chosen = spec_of(Device.cuda, "rollout.short_steps=true")
@@ -76,7 +76,7 @@ def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes():
     assert spec_of(Device.cuda, "rollout.max_batched_tokens=4096").max_batched_tokens == 4096
 
 
-def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec):
+def test_vllm_gets_gpus_step_budget_and_schedule(gpu_spec):
     spec = replace(gpu_spec, device_ids=("6", "4"), max_batched_tokens=4096, async_scheduling=True)
     told = cuda_arguments(spec)
     assert told["device_ids"] == ["6", "4"]

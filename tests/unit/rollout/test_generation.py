@@ -53,7 +53,7 @@ def test_each_request_is_answered_once_whatever_the_lengths():
     assert all(engine.most_held <= 7 for engine in pool.engines_)
 
 
-def test_requests_that_stay_are_dealt_to_their_engines_and_others_around_them():
+def test_requests_that_stay_keep_their_engines_and_others_balance():
     staying = [replace(one, stays_on=2) for one in requests(3, 1)]
     gone = [replace(one, stays_on=1) for one in requests(2, 1, first=10)]
     pool = VirtualPool(3, lambda _: 50)

@@ -92,9 +92,7 @@ def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(collector
 
 
 @pytest.mark.parametrize("group_size", [1, 4])
-def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
-    group_size, collector, tmp_path, monkeypatch
-):
+def test_groups_of_a_continuous_run_resume_as_well(group_size, collector, tmp_path, monkeypatch):
     def parts_of(sampler):
         return continuous.Parts(collector, continuous.Pool(0.004), sampler, monkeypatch)
 
@@ -199,9 +197,7 @@ def open_round(sampler, step, collector, early):
     sampler.close(step)
 
 
-def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_starts(
-    collector, tmp_path
-):
+def test_resume_refuses_a_limit_below_unfinished_responses(collector, tmp_path):
     before, state = run_with_carry_over(2, collector, tmp_path)
     assert before._live
 

@@ -27,7 +27,7 @@ def rows(count, seed=0, dtype=np.uint8):
     return found
 
 
-def test_rows_of_all_steps_follow_upon_what_was_begun():
+def test_route_rows_of_all_steps_follow_the_begun_part():
     first, more = rows(5), [rows(1, 1), rows(1, 2)]
     prompt_and_two = SPEC.assemble(None, [first, *more], 8)
     assert prompt_and_two is not None and prompt_and_two.dtype == np.uint8

@@ -51,7 +51,7 @@ def test_counts_of_what_was_dropped(collector):
     assert len(reasons) == sum(dropped) and set(sampled.dropped) <= set(ids)
 
 
-def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector):
+def test_each_kept_group_is_announced_once(collector):
     """A teacher scores them: those that the filter drops would be scored for nothing."""
     told = []
     sampler = sampler_of(*FILTERED, on_kept=lambda group: told.append(group.problem.id))

@@ -114,7 +114,7 @@ def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(store, tm
     assert "End of `bad`:\n\n    why" in page
 
 
-def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(store, tmp_path):
+def test_items_after_a_lost_machine_run_later(store, tmp_path):
     out = tmp_path / "out"
     metrics = [
         {"step": 0, "eval/accuracy": 0.1, "eval/accuracy_standard_error": 0.01},
@@ -178,7 +178,7 @@ def test_of_an_item_that_trains_twice_the_last_run_comes_back(store, tmp_path):
     assert "2 steps; 9.0 s a step |" in page
 
 
-def test_without_time_left_an_item_is_not_begun(store, tmp_path):
+def test_items_do_not_start_without_time_left(store, tmp_path):
     out = tmp_path / "out"
     done = gpu_run(
         store, "run", out, "--limit-s", "5", "--items", items(tmp_path, ("a", 9, "true"))

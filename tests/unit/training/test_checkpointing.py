@@ -122,7 +122,7 @@ def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path):
     assert events == ["left"]
 
 
-def test_an_update_that_was_begun_is_not_saved(tmp_path, capsys):
+def test_unfinished_update_is_not_saved(tmp_path, capsys):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     ranks.changed = True

@@ -359,7 +359,7 @@ def test_a_failure_says_which_tensors_differ(sent, sleeps, updated, said):
         check(session, batch_of([[0.5, 0.5]], versions=[4]), updated=updated)
 
 
-def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differs():
+def test_gate_distinguishes_actor_noise_from_engine_mismatch():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     apart = batch_of([[0.0, 0.0], [0.0, 0.5], [0.0]], versions=[4, 4, 4])
     with pytest.raises(AlignmentError, match=r"token 1 of sequence 1.* the same log-prob again"):
@@ -375,7 +375,7 @@ def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differ
         check(session_of("model.dtype=bfloat16", noise=0.02), wrong)
 
 
-def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while():
+def test_gate_limits_repeated_diagnoses():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     apart = batch_of([[0.5, 0.5]], versions=[4])
     for step in range(3, 3 + gate.NOISE_EVERY):

@@ -76,7 +76,7 @@ def test_a_failing_step_leaves_no_profiler_on(tmp_path):
 
 
 @pytest.mark.parametrize("error", [UpdateStopped, KeyboardInterrupt])
-def test_a_run_that_is_told_to_end_waits_for_no_trace(tmp_path, error):
+def test_ending_run_does_not_wait_for_a_trace(tmp_path, error):
     parts = Parts(tmp_path)
     run = run_of(tmp_path, parts)
     with pytest.raises(error), profile_step(run, parts, 5):

@@ -251,7 +251,7 @@ def test_nor_while_engines_sample_ahead(stubs):
     assert large.step[0].calls["log_probs"] == 64
 
 
-def test_a_handle_of_every_engine_for_every_rank_is_seen(stubs, monkeypatch):
+def test_handles_for_every_rank_and_engine_are_detected(stubs, monkeypatch):
     monkeypatch.setattr(TransportPlan, "of_ranks", lambda plan, world_size: [plan] * world_size)
     found = faster_than_ranks(run(8, stubs), run(32, stubs))
     assert "start: given of a rank's connect_engines" in found

@@ -35,7 +35,7 @@ def test_results_and_errors_come_back_in_order_of_the_calls():
         threads.submit(done.append, 51)
 
 
-def test_so_many_calls_are_under_way_at_once():
+def test_daemon_threads_run_calls_concurrently():
     threads, all_there = DaemonThreads(3, "three"), threading.Barrier(3)
     futures = [threads.submit(all_there.wait, 10) for _ in range(6)]
     assert sorted(one.result(10) for one in futures) == [0, 0, 1, 1, 2, 2]

@@ -167,7 +167,7 @@ def test_a_lock_whose_file_was_removed_while_it_was_waited_for_is_taken_again(
         assert f"process {os.getpid()} on" in lock.read_text()
 
 
-def test_a_file_system_without_locks_is_named_and_the_run_goes_ahead(tmp_path, monkeypatch, capsys):
+def test_file_system_without_locks_warns_and_the_run_continues(tmp_path, monkeypatch, capsys):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

@@ -21,7 +21,7 @@ def test_the_numbers_are_those_of_splitmix64():
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 60), st.integers(0, 60))
-def test_a_stream_goes_on_where_another_ended(seed, begun, more):
+def test_seed_stream_resumes_where_another_ended(seed, begun, more):
     later = skip(seed, begun)
     assert 0 <= later < 2**64
     assert first(later, 5) == first(seed, begun + 5)[begun:]

@@ -63,7 +63,7 @@ def test_fingerprints_of_parts_add_up(rows, columns, dim, data):
     assert reduce(add, parts) == fingerprint(whole)
 
 
-def test_one_flipped_bit_and_swaps_are_seen():
+def test_fingerprint_detects_one_flipped_bit_and_swaps():
     x = tensor((64, 48), torch.bfloat16)
     original = fingerprint(x)
     for bit in range(16):
@@ -192,7 +192,7 @@ def worker(whole, dim, rank):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_shards_add_up_and_a_change_is_seen(dim):
+def test_fingerprints_of_shards_add_up_and_detect_a_change(dim):
     torch.manual_seed(0)
     whole = torch.randn(8, 12)
     name = "model.layers.0.mlp.down_proj.weight"

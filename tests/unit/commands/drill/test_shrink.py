@@ -74,7 +74,7 @@ def test_shrink_keeps_chosen_settings(tmp_path):
     assert (small.actor.tensor_parallel, full.actor.tensor_parallel) == (2, 4)
 
 
-def test_a_teacher_is_left_out_and_that_is_said(tmp_path):
+def test_shrink_drops_the_teacher_and_lists_it(tmp_path):
     words = ["distill", "teacher.path=t", "teacher.engines=2", "teacher.dtype=bfloat16"]
     found = shrink(words, tmp_path, None, 8)
     assert found.config.algorithm.advantage == "grpo" and found.config.teacher == TeacherConfig()

@@ -334,7 +334,7 @@ def test_epochs_become_steps_with_the_number_of_rows():
     assert found["runner.steps"] == 25 and found["actor.optimizer.warmup_steps"] == 3
 
 
-def test_meanings_that_differ_are_said():
+def test_import_lists_differing_meanings():
     def differences(name, **values):
         given = {key.replace("__", "."): value for key, value in values.items()}
         return "\n".join(translate(FRAMEWORKS[name], given).differs)

@@ -77,12 +77,12 @@ def test_replay_refuses_settings(setting, why):
     assert setting.split("=")[0].split(".")[-1] in str(error.value)
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_replay_names_all_errors_at_once():
     with pytest.raises(ConfigError, match="2 errors"):
         read_choices(["data.seed=1", "actor.tensor_parallel=1", "nonsense=2"])
 
 
-def test_a_choice_and_a_layout_are_told_apart(model):
+def test_replay_distinguishes_choices_from_layouts(model):
     given = ["actor.tensor_parallel=1", "correction.kind=token_mask", "loss_options.clip_high=0.3"]
     choices = read_choices(given)
     assert choices.layout_keys == {"actor.tensor_parallel"}

@@ -101,7 +101,7 @@ def test_a_damaged_batch_is_refused_at_once(run_dir):
     assert "the batch of step 6 cannot be read" in refusal(run_dir, 6)
 
 
-def test_where_it_may_be_told_to_begin(run_dir):
+def test_replay_refuses_a_wrong_start_step(run_dir):
     said = refusal(run_dir, 6, begin=3)
     assert "--from 3" in said and "a checkpoint of step 2" in said and "initial weights" in said
     assert "step 2 is not after it" in refusal(run_dir, 2, begin=5)
