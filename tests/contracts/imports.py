@@ -10,7 +10,7 @@ LIBRARIES = ("vllm", "megatron", "ray", "transformers")
 
 
 def imported_names(libraries=LIBRARIES):
-    """Where each name of a library is imported or reached, inside functions as well.
+    """Places that import or reach each name of a library, inside functions as well.
 
     Returns:
         Files by module and name; the name is empty where the module itself is imported. Names that

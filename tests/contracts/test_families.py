@@ -24,7 +24,7 @@ def test_transformers_has_no_mimo():
 
 
 def test_glm_flash_has_latent_attention_without_yarn():
-    """So it needs the kernel below on a CPU; on GPUs latent attention is refused."""
+    """It needs the kernel below on a CPU; on GPUs latent attention is refused."""
     from transformers import Glm4MoeLiteConfig
 
     config = Glm4MoeLiteConfig()

@@ -50,7 +50,7 @@ def test_the_extension_reads_the_fusion_flag_once(layer):
 
 
 def test_batch_invariant_products_overwrite_where_they_should_add():
-    """Why weight gradients are not fused under batch invariance. When Megatron reads ``accumulate``
+    """Reason not to fuse weight gradients with batch invariance. When Megatron reads ``accumulate``
     this fails, and ``accumulate_into_main_grads`` need make no exception."""
     text = function(KERNELS, "_te_general_gemm_patched") + function(
         KERNELS, "_extract_te_gemm_args"
@@ -158,7 +158,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_without_transformer_engine_fp8_is_no_error_and_nothing():
-    """Why actor.fp8 refuses Megatron's own layers itself (rlmath/actor/fp8.py)."""
+    """Reason that actor.fp8 refuses Megatron's own layers (rlmath/actor/fp8.py)."""
     from megatron.core import fp8_utils
 
     assert not fp8_utils.HAVE_TE

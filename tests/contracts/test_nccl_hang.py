@@ -81,7 +81,7 @@ class Engines:
         self.finished = True
 
     def release(self):
-        """So that no thread outlives the test."""
+        """Let all waits end, so that no thread outlives the test."""
         self._never.set()
 
 

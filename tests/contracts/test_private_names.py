@@ -19,7 +19,7 @@ TABLES = "\n".join(
 
 
 def private_names():
-    """Where each private name is used that no module of the project defines."""
+    """Uses of each private name that no module of the project defines."""
     own, used = set(), {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -74,7 +74,7 @@ def test_an_engine_finds_its_gpus_by_their_numbers_on_the_node(
 
 @pytest.mark.usefixtures("cuda_names")
 def test_numbers_would_be_places_among_the_visible_gpus(monkeypatch):
-    """Why ``device_ids`` are strings."""
+    """``device_ids`` have to be strings."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     arguments = vllm_arguments(spec("cuda", 2, device_ids=("2", "3")))
     assert arguments._resolve_device_ids() == [2, 3]

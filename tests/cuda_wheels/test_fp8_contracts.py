@@ -83,7 +83,7 @@ def test_fp8_row_of_transformer_engine_holds(row):
 
 @pytest.mark.parametrize("module", ["linear", "layernorm_linear", "grouped_linear"])
 def test_a_first_micro_batch_overwrites_and_others_use_the_copy_that_there_is(module):
-    """Why nobody says that a micro-batch is a first one."""
+    """Nobody needs to say that a micro-batch is a first one."""
     text = source(f"module/{module}")
     assert "ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch" in text
     assert "update_workspace = is_first_microbatch is None or is_first_microbatch" in text

@@ -271,7 +271,7 @@ def test_a_discarded_minibatch_leaves_no_trace(ranks, tiny_model, layout):
 
 
 def run_equal_rewards(layout, platform, model, batch):
-    """How far an update without advantages and one with them move each parameter, and figures."""
+    """Change of each parameter by an update without and one with advantages, and metrics."""
     actor = build(layout, platform, model, optimizer={"weight_decay": 0.1})
     update = StepPlan(minibatches=1)
     # Momentum and weight decay would move the weights if there were a step.

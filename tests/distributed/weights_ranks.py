@@ -442,7 +442,7 @@ def _write_parts(gatherer):
 
 
 def refusal(folder, case):
-    """Why a rank does not take the folder's weights; ``None``: it does."""
+    """Error of a rank that refuses the folder's weights; ``None``: it loads them."""
     from rlmath.errors import WeightsError
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec

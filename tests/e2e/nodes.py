@@ -48,7 +48,7 @@ def _ip(*arguments):
 
 @functools.cache
 def why_not():
-    """Why there can be no namespaces here; empty when there can."""
+    """Reason that namespaces cannot be made here; empty when they can."""
     if shutil.which("ip") is None:
         return "network namespaces need the command ip (iproute2)"
     try:

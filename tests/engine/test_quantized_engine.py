@@ -43,7 +43,7 @@ class InBfloat16:
 
 
 class InFp8(torch.nn.Linear):
-    """As the engine multiplies."""
+    """Layer that multiplies as the engine does."""
 
     def forward(self, x):
         return torch.nn.functional.linear(round_values(x), round_values(self.weight), self.bias)

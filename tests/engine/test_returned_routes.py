@@ -68,7 +68,7 @@ def model(mixture):
 
 
 def make_requests(*arguments, **options):
-    """As training asks for samples."""
+    """Requests of training."""
     return [replace(one, wants_routes=True) for one in plain_requests(*arguments, **options)]
 
 

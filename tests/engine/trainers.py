@@ -30,7 +30,7 @@ def start_senders(pool, reference, world_size, rendezvous):
 
 
 def plan_for(pool, engines):
-    """How the senders reach these engines of a pool."""
+    """Plan of the senders for these engines of a pool."""
     return TransportPlan(
         "shared_memory",
         tuple(engines),

@@ -1,4 +1,4 @@
-"""How sequences become rows: shares of context ranks, whole FP8 blocks, prompts that are shared."""
+"""Rows of sequences: shares of context ranks, complete FP8 blocks, shared prompts."""
 
 import dataclasses
 

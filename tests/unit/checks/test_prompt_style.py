@@ -1,4 +1,4 @@
-"""How problems become prompts where the settings leave it open, and what a user is told of it."""
+"""Prompts of problems where the settings leave their style open, and the message about it."""
 
 import datetime
 import json

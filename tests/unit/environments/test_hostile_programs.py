@@ -74,7 +74,7 @@ def calls_per_second(tool, count):
 
 
 def rate_beside_a_new_pool(tool, count):
-    """How many times a new pool's rate, measured in turns: others may use this machine."""
+    """Rate relative to a new pool's, measured in turns: others may use this machine."""
     with contextlib.closing(make()) as new:
         pairs = [(calls_per_second(tool, count), calls_per_second(new, count)) for _ in range(5)]
     return statistics.median(own / other for own, other in pairs)

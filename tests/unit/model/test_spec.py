@@ -174,7 +174,7 @@ def test_refuses_what_the_tables_do_not_cover(change, words):
 
 
 def test_positions_of_scaled_ropes():
-    """As transformers and vLLM count them."""
+    """Positions as transformers and vLLM count them."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 32768, "rope_scaling": yarn})
     assert (spec.max_positions, spec.rope.reach) == (32768, 131072)

@@ -143,7 +143,7 @@ def test_a_step_finishes_no_more_than_it_lacks(collector):
 
 
 def test_no_more_groups_are_live_than_may_be(collector):
-    """Where the filter asks for four times the groups at once."""
+    """The filter asks for four times the groups at once."""
     many = ("algorithm.filter.keep=variance", "algorithm.filter.oversample=4")
     sampler = sampler_of(*CARRY_OVER, *many, "rollout.max_lag=1")
     asked = []

@@ -1,4 +1,4 @@
-"""How samples are assigned to engines: fakes under a virtual clock, of ``benchmarks``."""
+"""Assignment of samples to engines: fakes under a virtual clock, of ``benchmarks``."""
 
 import random
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""How engines start, beside ranks and again after a failure; ranks and engines are fakes."""
+"""Start of engines, beside ranks and again after a failure; ranks and engines are fakes."""
 
 import os
 from dataclasses import replace

@@ -249,7 +249,7 @@ def test_float32_has_least_limits():
 
 
 def test_a_few_tokens_of_an_moe_may_take_other_experts(experts):
-    """Where two are nearly equal a rounding decides; with other weights all tokens differ."""
+    """A rounding decides between two nearly equal ones; with other weights all tokens differ."""
     session = session_of("model.dtype=float32")
     rest = [[1e-6] * 499 for _ in range(4)]
     one = batch_of([[0.34, *rest[0]], *rest[1:]], versions=[4] * 4)

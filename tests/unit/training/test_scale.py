@@ -77,7 +77,7 @@ class Run:
 
 
 class Stubs:
-    """Where ranks and engines are, and the model that they are told of.
+    """Location of ranks and engines, and the model that they are given.
 
     Args:
         folder: For the model and the runs.

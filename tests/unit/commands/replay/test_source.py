@@ -1,4 +1,4 @@
-"""Where a replay begins and what it reads, or one message that says what is missing."""
+"""Start and inputs of a replay, or one message that says what is missing."""
 
 import json
 
