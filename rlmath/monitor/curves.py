@@ -79,7 +79,7 @@ PANELS = (
         level=1.0,
     ),
 )
-# A curve of more points than this is drawn pale, below the mean of its neighborhood.
+# A curve of more points than this is drawn pale, behind its moving mean.
 MANY = 300
 # Phases of a step by name, so that a color means the same phase in every run and in its report.
 PHASES = (
@@ -247,8 +247,7 @@ def _draw_series(
 
 
 def _smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Means of neighborhoods, at up to about a thousand of many points; few points are left as they
-    are."""
+    """The moving mean of many points, at a thousand of them; few points are left as they are."""
     if len(points) <= MANY:
         return list(points)
     reach, last = round(len(points) / 100), len(points) - 1
