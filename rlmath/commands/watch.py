@@ -84,8 +84,7 @@ def in_progress(files: RunFolder, now: float) -> str:
     """The step in progress at the Unix time ``now``, its usual duration, and the time left."""
     pace = files.pace_s()
     since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""
-    usual = ""
+    usual = "" if pace is None else f"; the last steps took {duration(pace)} each"
     if pace is not None and files.total_steps:
-        left = duration(pace * (files.total_steps - files.last_step))
-        usual = f"; the last steps took {duration(pace)} each; {left} left"
+        usual += f"; {duration(pace * (files.total_steps - files.last_step))} left"
     return f"step {files.last_step + 1}{since}{usual}"

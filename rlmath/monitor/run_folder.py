@@ -52,7 +52,7 @@ class SamplesFile:
 class RunFolder:
     """A run as its files have it. Each file is read when it is first asked for, and then kept.
     ``folder``: the run's ``runner.run_dir``. ``damaged``: lines of samples that could not be read,
-    by file; counted while they are. Raises UserError: there is no run."""
+    by file, as far as files were read. Raises UserError: there is no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -87,7 +87,7 @@ class _Begin:
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
     store: CheckpointStore  # The run's checkpoints.
-    checkpoint: Checkpoint | None  # Begins with it; None: with the model.
+    checkpoint: Checkpoint | None  # Its start; None: the model's own weights.
 
     @property
     def own_step(self) -> int:

@@ -49,7 +49,9 @@ def _learning(lines: Sequence[Mapping[str, Any]]) -> Answer:
     """Change of held-out accuracy; of the mean reward where it was evaluated less than twice."""
     changes = [one for one in (_accuracy(lines), _reward(lines)) if one is not None]
     if not changes:
-        return Answer("learning", OPEN, "not known after so few steps", "")
+        few = len(lines) < 2 * _LEAST
+        reason = " after so few steps" if few else ": fewer than two evaluations, and no rewards"
+        return Answer("learning", OPEN, f"not known{reason}", "")
     first, *others = changes
     detail = "; ".join([first.ends, *(f"{one.what} {one.ends}" for one in others)])
     by = f"{first.what} {{}} by {abs(first.value):.3g}"
