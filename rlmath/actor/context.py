@@ -126,8 +126,8 @@ class _AllGather(torch.autograd.Function):
 
 def all_gather_context(values: Tensor, share: ContextShare | None) -> Tensor:
     """Values of all response tokens of a micro-batch, from each context rank's own. Returns
-    ``[r]``, the same on all context ranks. ``values``: ``[own]`` float32. ``share``: ``None``:
-    there is one context rank, and these are all."""
+    ``[r]``, the same on all context ranks. ``values``: ``[own]`` float32. ``share``: the
+    rank's share; ``None``: there is one context rank, and these are all."""
     if share is None or not share.largest:
         return values
     from megatron.core import parallel_state

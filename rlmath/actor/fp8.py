@@ -28,8 +28,8 @@ _FLAG = "is_first_microbatch"
 
 def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
     """Fields of Megatron's ``TransformerConfig``; empty without FP8. ``on_te``: whether the layers
-    are Transformer Engine's. Raises UserError: they are not: Megatron would silently compute in the
-    model's type."""
+    are Transformer Engine's. Raises UserError: they are not, and Megatron would silently compute in
+    the model's type."""
     if fp8 is None:
         return {}
     if not on_te:

@@ -103,7 +103,7 @@ class _Unit:
     """Matrices that are judged together.
 
     Attributes:
-        name: To call them by.
+        name: Name for messages.
         kind: See :class:`_Watched`.
         numbers: Numbers of the matrices.
     """

@@ -162,8 +162,8 @@ def gradient_of(optimizer: Any) -> Vector:
 
 
 def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
-    """Products in float64, over all ranks. Collective. ``earlier``: ``None``: none, with products
-    0."""
+    """Products in float64, over all ranks. Collective. ``earlier``: the earlier update;
+    ``None``: none, and its products are 0."""
     total = torch.zeros(3, dtype=torch.float64)
     for place, part in enumerate(_parts(optimizer)):
         sums = torch.zeros(3, dtype=torch.float64)

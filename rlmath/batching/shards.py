@@ -74,7 +74,7 @@ class ShardSettings:
     multiple_of: int = 1  # Divisor of a rank's number of micro-batches per minibatch.
     aggregation: str = "token_mean"  # As in sequence_weights.
     constant_length: int | None = None  # As in sequence_weights.
-    aggregation_options: Options | None = None  # options of sequence_weights.
+    aggregation_options: Options | None = None  # As in sequence_weights.
     # The actor computes a group's prompt once per micro-batch, so its sequences are kept together
     # (see assign_sharing).
     share_prompts: bool = False

@@ -103,7 +103,7 @@ class PendingSave:
             self._thread.join()
 
     def wait(self) -> None:
-        """Wait until all ranks have written. Raises UserError: on every rank: the disk is full, or
+        """Wait until all ranks have written. Raises UserError on every rank: the disk is full, or
         the folder cannot be written."""
         self.join()
         if self._error is not None:
@@ -112,7 +112,7 @@ class PendingSave:
 
 def check_saveable(model: Saveable) -> None:
     """Describe the weights as a save does, so that a model that cannot be saved fails at the start
-    and not at its first checkpoint. Collective over all ranks. Raises CheckpointingException: on
+    and not at its first checkpoint. Collective over all ranks. Raises CheckpointingException on
     rank 0: Megatron finds shards missing, or some twice."""
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
@@ -122,7 +122,7 @@ def check_saveable(model: Saveable) -> None:
 
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
-    Raises UserError: on every rank: the disk is full, or the folder cannot be written."""
+    Raises UserError on every rank: the disk is full, or the folder cannot be written."""
     begin_save(model, folder, name, in_background=False).wait()
 
 

@@ -28,7 +28,7 @@ DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 def write_tensors(folder: Path, sharded: Any, group: Any, child: ChildWriter | None = None) -> None:
     """Write the shards that this rank is the main holder of; collective over ``group``. Raises
-    OSError: on every rank, when any rank could not write.
+    OSError on every rank: one could not write.
 
     Args:
         sharded: Megatron's sharded state, without its common part.

@@ -16,7 +16,7 @@ CPU_CONV_WIDTH = 4
 
 
 def linear_engine_problems(config: Config, model: ModelSpec, device: Device) -> Iterator[str]:
-    """Settings of engines, and what vLLM's CPU kernels lack."""
+    """Settings of engines, and shapes that vLLM's CPU kernels lack."""
     if model.linear is None:
         return
     if keeps_kv(config.rollout):
@@ -71,7 +71,7 @@ def linear_layout_problems(model: ModelSpec, ranks: int, contexts: int) -> Itera
 
 
 def linear_attention_problems(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
-    """Layouts, and FP8."""
+    """Layouts, and FP8, that do not work."""
     yield from linear_layout_problems(model, layout.tensor_parallel, layout.context_parallel)
     if model.linear is not None and config.actor.fp8.value != "none":
         yield (

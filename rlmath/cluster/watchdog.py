@@ -67,7 +67,7 @@ def write_stacks_on_signal() -> None:
 
 @contextlib.contextmanager
 def watch_progress(stall_s: float | None, components: Sequence[WatchedComponent]) -> Iterator[None]:
-    """Watch a block in the main thread. Raises Stalled: raised in the block, wherever it is.
+    """Watch a block in the main thread. Raises Stalled in the block, wherever it is.
 
     Args:
         stall_s: Seconds without progress of any component after which the run counts as stalled;

@@ -14,7 +14,7 @@ from rlmath.commands.report.answers import answers
 from rlmath.commands.report.events import events_of
 from rlmath.errors import printable
 from rlmath.monitor.progress import duration, step_line
-from rlmath.monitor.run_folder import RunFolder, pace_s
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import STEP, TIME
 
 POLL_S = 2.0
@@ -44,6 +44,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(*map(Text, summary(files)), sep="\n")
     with console.status("") as status:
         while True:
+            lasts = files.is_running()  # Before the files are read: the last lines are not missed.
             for line in lines_after(files, shown):
                 console.print(Text(line))
             # A run that resumed makes steps again.
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 if key not in told:
                     told.add(key)
                     console.print(Text(printable(f"step {event.step}: {event.text}")))
-            if not files.is_running():
+            if not lasts:
                 break
             status.update(Text(in_progress(files, time.time())))
             time.sleep(POLL_S)
@@ -73,7 +74,7 @@ def lines_after(files: RunFolder, step: int) -> Iterator[str]:
     total = files.total_steps
     for at, line in enumerate(files.metrics):
         if line[STEP] > step:
-            pace = pace_s(files.metrics[: at + 1])
+            pace = files.pace_s(at + 1)
             left = float("nan") if pace is None else pace * (total - line[STEP])
             numbers = {k: v for k, v in line.items() if isinstance(v, int | float)}
             yield step_line(line[STEP], total, numbers, numbers.get("timing/step", 0.0), left)
@@ -81,10 +82,9 @@ def lines_after(files: RunFolder, step: int) -> Iterator[str]:
 
 def in_progress(files: RunFolder, now: float) -> str:
     """The step in progress at the Unix time ``now``, its usual duration, and the time left."""
-    pace = pace_s(files.metrics)
+    pace = files.pace_s()
     since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""
-    usual = ""
-    if pace is not None:
-        left = duration(pace * (files.total_steps - files.last_step))
-        usual = f"; the last steps took {duration(pace)} each; {left} left"
+    usual = "" if pace is None else f"; the last steps took {duration(pace)} each"
+    if pace is not None and files.total_steps:
+        usual += f"; {duration(pace * (files.total_steps - files.last_step))} left"
     return f"step {files.last_step + 1}{since}{usual}"

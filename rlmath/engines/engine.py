@@ -147,7 +147,7 @@ class RolloutEngine(Engine):
 
     def start_weight_update(self) -> None:
         """Make ready for new weights. The engine must have no requests. Raises RuntimeError: it has
-        some: their samples would be of two versions."""
+        some, whose samples would be of two versions."""
         self._refuse_unless_idle("take new weights")
         self._weights_valid = False
         self._loop.rpc("start_weight_update")

@@ -63,7 +63,7 @@ class Request:
     # Whether its sample carries an MoE's routes, if the engine returns them: only for training, or
     # comparison with the actor's log-probs.
     wants_routes: bool = False
-    # Texts that end the model's turn, each after an opening: ("`python", "\n`") ends it at the
+    # Texts that end the model's turn, each after an opening: ("```python", "\n```") ends it at the
     # first closing fence of a block that it opened in this turn.
     stop: tuple[tuple[str, str], ...] = ()
     # The problem, where an environment answers the model's turns; None: there is one turn. Engines
@@ -159,7 +159,7 @@ class EngineSpec:
 
     model_path: str  # Hugging Face folder; its weights are version 0 if they are read.
     dtype: Literal["float32", "bfloat16"]  # Type of weights and activations.
-    device: Literal["cpu", "cuda"]  # cpu or cuda.
+    device: Literal["cpu", "cuda"]
     tensor_parallel: int  # Ranks that share the engine's matrices.
     max_sequence_tokens: int  # Longest prompt and response together, in tokens.
     max_running_sequences: int  # Sequences that run at once.

@@ -22,7 +22,7 @@ class TooCostly(Exception):
 
 
 def check(node: Node) -> None:
-    """Reject towers of powers, big factorials, long numbers and big trees. Raises TooCostly: with
+    """Reject towers of powers, big factorials, long numbers and big trees. Raises TooCostly, with
     the exceeded size."""
     count = sum(1 for _ in subtrees(node))
     if count > MAX_NODES:

@@ -79,7 +79,7 @@ PANELS = (
         level=1.0,
     ),
 )
-# A curve of more points than this is drawn pale, below the mean of its neighborhood.
+# A curve of more points than this is drawn pale, behind its moving mean.
 MANY = 300
 # Phases of a step by name, so that a color means the same phase in every run and in its report.
 PHASES = (
@@ -247,24 +247,23 @@ def _draw_series(
 
 
 def _smooth(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Means of the neighborhood of each of many points; few points are left as they are."""
+    """The moving mean of many points, at a thousand of them; few points are left as they are."""
     if len(points) <= MANY:
         return list(points)
-    reach = round(len(points) / 100)
-    near = [points[max(0, at - reach) : at + reach + 1] for at in range(len(points))]
+    reach, last = round(len(points) / 100), len(points) - 1
+    drawn = [*range(0, last, math.ceil(len(points) / 1000)), last]
+    near = [points[max(0, at - reach) : at + reach + 1] for at in drawn]
     return [
-        (step, fmean(value for _, value in some))
-        for (step, _), some in zip(points, near, strict=True)
+        (points[at][0], fmean(value for _, value in some))
+        for at, some in zip(drawn, near, strict=True)
     ]
 
 
 def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]) -> None:
     timed = [line for line in lines if any(phase in line for phase in phases)]
-    steps = [line[STEP] for line in timed]
-    values = [
-        [value for _, value in _smooth([(line[STEP], line.get(phase) or 0.0) for line in timed])]
-        for phase in phases
-    ]
+    curves = [_smooth([(line[STEP], line.get(phase) or 0.0) for line in timed]) for phase in phases]
+    steps = [step for step, _ in curves[0]]
+    values = [[value for _, value in curve] for curve in curves]
     names = [phase.removeprefix("timing/") for phase in phases]
     colors = [_phase_color(name) for name in names]
     labels = [name.replace("_", " ") for name in names]

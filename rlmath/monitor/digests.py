@@ -201,7 +201,7 @@ def _rewards(graded: GradedSample) -> str:
 
 class DigestLog:
     """Writes the digests of a run. ``last_step``: the step of the checkpoint that the run continues
-    from: later lines are dropped. ``None``: the run starts over."""
+    from, after which lines are dropped; ``None``: the run starts over."""
 
     def __init__(self, run_dir: Path, last_step: int | None) -> None:
         self._run_dir = run_dir

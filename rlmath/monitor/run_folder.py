@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import functools
 import gzip
+import itertools
 import os
 import re
 import socket
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class SamplesFile:
 class RunFolder:
     """A run as its files have it. Each file is read when it is first asked for, and then kept.
     ``folder``: the run's ``runner.run_dir``. ``damaged``: lines of samples that could not be read,
-    by file; counted while they are. Raises UserError: there is no run."""
+    by file, as far as files were read. Raises UserError: there is no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -190,24 +191,34 @@ class RunFolder:
         wanted = self.settings.get("runner.steps")
         return self.last_step == wanted and read_summary(self.folder).get("steps") == wanted
 
+    @functools.cached_property
+    def holder(self) -> tuple[int, str] | None:
+        """Process and machine of the lock, which stays when a run is killed."""
+        try:
+            text = (self.folder / LOCK_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        found = _HOLDER.match(text)
+        return None if found is None else (int(found[1]), found[2])
+
     def is_running(self) -> bool:
         """Whether the process that holds the folder lives on this machine.
 
         The lock itself is not tried: a run that starts at that moment would find it held.
         """
-        try:
-            holder = _HOLDER.match((self.folder / LOCK_FILE).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
-            return False
-        if holder is None or holder[2] != socket.gethostname():
+        if self.holder is None or self.is_elsewhere():
             return False
         try:
-            os.kill(int(holder[1]), 0)
+            os.kill(self.holder[0], 0)
         except ProcessLookupError:
             return False
         except PermissionError:
             return True
         return not self.is_finished
+
+    def is_elsewhere(self) -> bool:
+        """Whether another machine holds the folder; whether its process lives is not known here."""
+        return self.holder is not None and self.holder[1] != socket.gethostname()
 
     def state(self) -> str:
         wanted = self.settings.get("runner.steps")
@@ -215,18 +226,28 @@ class RunFolder:
         if self.is_finished:
             return f"finished: {self.last_step} steps"
         where = f"step {self.last_step}{of}"
-        return f"running: {where}" if self.is_running() else f"ended or interrupted at {where}"
+        if self.is_running():
+            return f"running: {where}"
+        if self.holder is not None and self.is_elsewhere():
+            return f"running on {self.holder[1]}, or killed there: {where}"
+        return f"ended or interrupted at {where}"
+
+    def pace_s(self, count: int | None = None) -> float | None:
+        """Mean seconds of a step, by the last ten of the first ``count`` lines of the metrics;
+        ``None``: too few. The first step of a start, which also compiles, is not counted."""
+        found = self.metrics[:count][-_STEPS_IN_ESTIMATE - 1 :]
+        starts = {0, *self.resumed_after}
+        took = [
+            now[TIME] - before[TIME]
+            for before, now in itertools.pairwise(line for line in found if TIME in line)
+            if before[STEP] not in starts
+        ]
+        return sum(took) / len(took) if took else None
 
     def _of_steps(self, name: str) -> list[dict[str, Any]]:
         """The lines of a file, each about a step."""
         lines = json_objects(self.folder / name)
         return [line for line in lines if isinstance(line.get(STEP), int)]
-
-
-def pace_s(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds of a step, by the last ten of these lines that have a time; ``None``: too few."""
-    recent = [line[TIME] for line in lines[-_STEPS_IN_ESTIMATE - 1 :] if TIME in line]
-    return (recent[-1] - recent[0]) / (len(recent) - 1) if len(recent) > 1 else None
 
 
 def row_key(row: Row) -> str:

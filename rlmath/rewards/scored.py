@@ -49,7 +49,7 @@ class Partial:
     """
 
     values: dict[str, Value] = field(default_factory=dict)
-    grade: Grade | None = None  # of the first graded reward
-    grades: dict[int, Grade] = field(default_factory=dict)  # by grader
+    grade: Grade | None = None  # The grade of the first graded reward.
+    grades: dict[int, Grade] = field(default_factory=dict)  # By grader.
     extra: dict[str, Any] = field(default_factory=dict)
     pending: list[Future[None]] = field(default_factory=list)

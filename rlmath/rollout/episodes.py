@@ -59,7 +59,7 @@ class _Stay:
 class _Asked:
     """A turn that was given to the environment."""
 
-    request: Request  # Its begun sample awaits the observation.
+    request: Request  # Its started sample waits for the observation.
     stay: _Stay  # The sample's.
     since_s: float | None = None  # When its answer began; None: it waits for a thread.
     outcome: Sample | None = None  # The answered sample, if nobody waited for it.

@@ -87,12 +87,12 @@ class _Begin:
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
     store: CheckpointStore  # The run's checkpoints.
-    checkpoint: Checkpoint | None  # To begin with; None: the model's own weights.
+    checkpoint: Checkpoint | None  # Its start; None: the model's own weights.
 
     @property
     def own_step(self) -> int:
-        """Last step in the folder that belongs to this run; 0: none, before a new
-        run or one that begins from another run's checkpoint, or from one that was set aside."""
+        """Last step in the folder that belongs to this run; 0: none, as for a new run, or one that
+        begins from another run's checkpoint or from one that was set aside."""
         found = self.checkpoint
         return found.step if found and self.store.owns(found.path) else 0
 

@@ -182,8 +182,8 @@ class GroupSource:
 
 
 def weights_digest(run: Running, monitor: Monitor, version: int) -> str | None:
-    """Digest of the weights that sample, and of how engines compute with them. ``version``: version
-    of the weights: number of updates so far. Returns ``None``: it is not known."""
+    """Digest of the weights that sample, and of how engines compute with them. ``version``: number
+    of updates so far. Returns ``None``: it is not known."""
     config = run.config
     if version > 0:
         weights = monitor.digest_log.weights_after(version)

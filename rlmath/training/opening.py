@@ -90,9 +90,9 @@ def open_ranks(
 
 @contextlib.contextmanager
 def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[Sampling]:
-    """Start engines and rewards alone. ``config``: checked settings. ``problems``: to be sampled:
-    the rewards' parameters are checked against their columns. Raises UserError: the model, the
-    cluster or the machine does not allow it."""
+    """Start engines and rewards alone. ``config``: checked settings. ``problems``: those to
+    sample; the rewards' parameters are checked against their columns. Raises UserError: the model,
+    the cluster or the machine does not allow it."""
     machine = _machine(config, trains=False)
     config = machine.config
     with contextlib.ExitStack() as stack:

@@ -173,7 +173,7 @@ def ending(config: Config, summary: Mapping[str, Any]) -> str:
 def _health(run_dir: Path, summary: Mapping[str, Any]) -> str:
     """Warnings, and how far log-probs of engine, actor and export are apart."""
     count = len(RunFolder(run_dir).warnings)
-    parts = [f"{count:,} warnings, see {run_dir / WARNINGS_FILE}" if count else "no warning"]
+    parts = [f"warnings: {count:,}, in {run_dir / WARNINGS_FILE}" if count else "no warning"]
     for who, tag in (
         ("engine and actor, worst step", "alignment/mean_exp_abs_diff"),
         ("actor and exported model", _OF_THE_EXPORT[0]),

@@ -17,8 +17,8 @@ LOCK_FILE = "run.lock"
 
 @contextlib.contextmanager
 def only_run_in(folder: str | Path) -> Iterator[None]:
-    """Lock a folder for the duration of a run, and remove the file at its end; the kernel releases
-    the lock of a process that was killed.
+    """Lock a folder for the duration of a run. The file names the process, and its end removes it;
+    the kernel releases the lock of a process that was killed.
 
     On a file system without locks the run continues with a warning: such file systems are common on
     clusters, and refusing would forbid every run there. Raises UserError: another run holds it.
@@ -42,10 +42,9 @@ def only_run_in(folder: str | Path) -> Iterator[None]:
                     "refused and would overwrite this one's files; make sure that none is active",
                     flush=True,
                 )
-                yield
-                return
-            if not _is_named(path, file):  # A run that just ended removed it.
-                continue
+            else:
+                if not _is_named(path, file):  # A run that just ended removed it.
+                    continue
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()

@@ -60,7 +60,7 @@ class OnlyWith:
     # Values of that setting with which this one is used; empty: any value but its default,
     # described by words.
     choices: tuple[Any, ...] = ()
-    words: str = ""  # more than 0.
+    words: str = ""  # Such as "more than 0".
     also: str = ""  # Full key of a setting that uses it as well, unless that is null.
 
 
@@ -68,10 +68,10 @@ class OnlyWith:
 class NotWith:
     """A value of a setting that does not work with a value of another one."""
 
-    # model.dtype=float32, as in YAML. cluster.device is the resolved device: cpu or cuda.
+    # Such as model.dtype=float32, as in YAML. cluster.device is the resolved device: cpu or cuda.
     other: str
     why: str  # The reason.
-    fix: str  # use bfloat16.
+    fix: str  # Such as "use bfloat16".
     value: str = ""  # The value of this setting, as in YAML; empty: any value but its default.
 
 

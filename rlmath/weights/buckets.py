@@ -57,7 +57,7 @@ class BucketTensor:
 class Bucket:
     """Tensors sent together, in model order."""
 
-    tensors: tuple[BucketTensor, ...]  # Its tensors.
+    tensors: tuple[BucketTensor, ...]
     num_bytes: int  # Size of its flat buffer, including gaps between tensors and between rows.
 
 

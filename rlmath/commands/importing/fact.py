@@ -32,7 +32,7 @@ class Fact:
     # for settings that are treated alike.
     theirs: str
     ours: str = ""  # Setting here; several are separated by spaces. Empty: none.
-    default: Any = None  # Theirs.
+    default: Any = None  # Their default.
     # Their values and ours; a value that is not listed has no counterpart.
     values: Mapping[Any, Any] | None = None
     # Settings here, from all of theirs; given what a value alone does not say.

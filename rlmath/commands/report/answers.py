@@ -11,13 +11,13 @@ from typing import Any
 
 from rlmath.commands.report.events import KINDS, Event
 from rlmath.monitor.progress import duration
-from rlmath.monitor.run_folder import RunFolder, pace_s
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import STEP
 
 GOOD, BAD, OPEN = "good", "bad", "open"
 _ALARMS = ("detector", "failure", "not_finite", "discarded", "restart", "warning")
-# Steps of the first and of the last window of the mean reward.
-_WINDOW = 50
+# Steps of the first and of the last window of the mean reward: at most, and at least.
+_WINDOW, _LEAST = 50, 5
 _SURE = 2.0  # standard errors
 
 
@@ -35,40 +35,65 @@ def answers(run: RunFolder, events: Sequence[Event]) -> list[Answer]:
     return [_learning(run.metrics), _health(run.metrics, events), _time(run)]
 
 
+@dataclass(frozen=True)
+class _Change:
+    """The change of a metric between the two ends of a run."""
+
+    what: str
+    ends: str  # Both values with their steps.
+    value: float
+    error: float  # Standard error of the value.
+
+
 def _learning(lines: Sequence[Mapping[str, Any]]) -> Answer:
-    """Held-out accuracy, first and last; the mean reward where it was evaluated less than twice."""
-    held_out = _with(lines, "eval/accuracy")
-    rewarded = _with(lines, "rollout/rewards")
-    detail = "; ".join(
-        f"{name} {found[0][tag]:{form}} (step {found[0][STEP]}) → "
-        f"{found[-1][tag]:{form}} (step {found[-1][STEP]})"
-        for name, tag, form, found in (
-            ("held-out accuracy", "eval/accuracy", ".3f", held_out),
-            ("mean reward", "rollout/rewards", ".3g", rewarded),
-        )
-        if found
+    """Change of held-out accuracy; of the mean reward where it was evaluated less than twice."""
+    changes = [one for one in (_accuracy(lines), _reward(lines)) if one is not None]
+    if not changes:
+        few = len(lines) < 2 * _LEAST
+        reason = " after so few steps" if few else ": fewer than two evaluations, and no rewards"
+        return Answer("learning", OPEN, f"not known{reason}", "")
+    first, *others = changes
+    detail = "; ".join([first.ends, *(f"{one.what} {one.ends}" for one in others)])
+    by = f"{first.what} {{}} by {abs(first.value):.3g}"
+    by += f" ± {first.error:.2g}" if first.error else ""
+    if abs(first.value) <= _SURE * first.error or not first.value:
+        verdict = f"not yet: {first.what} changed by {first.value:+.2g} ± {first.error:.2g}"
+        return Answer("learning", OPEN, verdict, detail)
+    if first.value < 0:
+        return Answer("learning", BAD, f"no: {by.format('fell')}", detail)
+    return Answer("learning", GOOD, f"yes: {by.format('rose')}", detail)
+
+
+def _accuracy(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
+    """From the first evaluation to the last; ``None``: fewer than two."""
+    tag, error = "eval/accuracy", "eval/accuracy_standard_error"
+    # A single problem has an accuracy without an error, which shows no change.
+    found = [line for line in _with(lines, tag) if line.get(error) is not None]
+    if len(found) < 2:
+        return None
+    first, last = found[0], found[-1]
+    ends = " → ".join(f"{one[tag]:.3f} (step {one[STEP]})" for one in (first, last))
+    return _Change(
+        "held-out accuracy", ends, last[tag] - first[tag], math.hypot(first[error], last[error])
     )
-    if len(held_out) > 1:
-        what, ends = "held-out accuracy", (held_out[0], held_out[-1])
-        change = ends[1]["eval/accuracy"] - ends[0]["eval/accuracy"]
-        error = math.hypot(*(one.get("eval/accuracy_standard_error") or 0.0 for one in ends))
-    else:
-        size = min(_WINDOW, len(rewarded) // 2)
-        if size < 2:
-            return Answer("learning", OPEN, "not known after so few steps", detail)
-        values = [line["rollout/rewards"] for line in rewarded]
-        windows, what = (values[:size], values[-size:]), "mean reward"
-        change = statistics.fmean(windows[1]) - statistics.fmean(windows[0])
-        error = math.hypot(*(statistics.stdev(one) / math.sqrt(size) for one in windows))
-    detail = detail.removeprefix(f"{what} ")  # The verdict names it.
-    by = f"{abs(change):.3g}" + (f" ± {error:.2g}" if error else "")
-    if abs(change) <= _SURE * error or not change:
-        return Answer(
-            "learning", OPEN, f"not yet: {what} changed by {change:+.2g} ± {error:.2g}", detail
-        )
-    if change < 0:
-        return Answer("learning", BAD, f"no: {what} fell by {by}", detail)
-    return Answer("learning", GOOD, f"yes: {what} rose by {by}", detail)
+
+
+def _reward(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
+    """From the first steps to the last; ``None``: too few."""
+    tag = "rollout/rewards"
+    found = _with(lines, tag)
+    size = min(_WINDOW, len(found) // 2)
+    if size < _LEAST:
+        return None
+    windows = found[:size], found[-size:]
+    values = [[line[tag] for line in one] for one in windows]
+    first, last = map(statistics.fmean, values)
+    ends = " → ".join(
+        f"{mean:.3g} (steps {one[0][STEP]} to {one[-1][STEP]})"
+        for mean, one in zip((first, last), windows, strict=True)
+    )
+    error = math.hypot(*(statistics.stdev(one) / math.sqrt(size) for one in values))
+    return _Change("mean reward", ends, last - first, error)
 
 
 def _health(lines: Sequence[Mapping[str, Any]], events: Sequence[Event]) -> Answer:
@@ -80,12 +105,12 @@ def _health(lines: Sequence[Mapping[str, Any]], events: Sequence[Event]) -> Answ
         last = alarms[-1]
         return Answer("health", BAD, verdict, f"the last, at step {last.step}: {last.text}")
     details = []
-    if worst := _with(lines, "alignment/mean_exp_abs_diff"):
-        largest = max(line["alignment/mean_exp_abs_diff"] for line in worst)
-        details.append(f"engine and actor agree: mean exp|Δ log-prob| at most {largest:.6f}")
+    if aligned := _with(lines, "alignment/mean_exp_abs_diff"):
+        largest = max(line["alignment/mean_exp_abs_diff"] for line in aligned)
+        details.append(f"mean exp|Δ log-prob| of engine and actor at most {largest:.6f}")
     if truncated := _with(lines, "rollout/truncated_share"):
         share = truncated[-1]["rollout/truncated_share"]
-        details.append(f"{100 * share:.1f} % of the responses are truncated")
+        details.append(f"{100 * share:.1f} % of the last responses are truncated")
     return Answer("health", GOOD, "no alarm", "; ".join(details))
 
 
@@ -96,11 +121,12 @@ def _time(run: RunFolder) -> Answer:
     detail = f"{duration(seconds)} of steps, {tokens:,.0f} response tokens"
     if run.is_finished:
         return Answer("time", GOOD, run.state(), detail)
-    pace = pace_s(lines)
-    if pace is not None:
+    pace = run.pace_s()
+    if pace is not None and run.total_steps:
         left = f"{duration(pace * (run.total_steps - run.last_step))} left at {pace:.3g} s a step"
         detail = f"{detail}; {left}"
-    return Answer("time", OPEN if run.is_running() else BAD, run.state(), detail)
+    lasts = run.is_running() or run.is_elsewhere()
+    return Answer("time", OPEN if lasts else BAD, run.state(), detail)
 
 
 def _with(lines: Sequence[Mapping[str, Any]], tag: str) -> list[Mapping[str, Any]]:

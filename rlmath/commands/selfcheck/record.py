@@ -27,7 +27,7 @@ class Record:
 
     @property
     def where(self) -> str:
-        """ " in the phase ...", or "" outside any."""
+        """Words for a message, such as ``in the phase load`` after a space; empty outside any."""
         return f" in the phase {self._open[-1]!r}" if self._open else ""
 
     def figure(

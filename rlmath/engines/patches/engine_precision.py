@@ -69,7 +69,7 @@ def worker_precision(worker: Any) -> dict[str, str]:
 
 def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: str) -> None:
     """Compare the types that vLLM's workers use with the contract. ``workers``: from
-    ``worker_precision``. ``dtype``: ``model.dtype``. Raises RuntimeError: a worker differs: vLLM
+    ``worker_precision``. ``dtype``: ``model.dtype``. Raises RuntimeError: a worker differs. vLLM
     falls back to another type if a platform lacks one, and only its log says so."""
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,

@@ -277,7 +277,7 @@ def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
 
 
 def _read(descriptor: int, length: int) -> bytes | None:
-    """Read all of them; ``None``: the other end closed before."""
+    """Read ``length`` bytes; ``None``: the other end closed before."""
     found = b""
     while len(found) < length:
         block = os.read(descriptor, length - len(found))

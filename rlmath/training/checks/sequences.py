@@ -37,7 +37,7 @@ _NAMED = 3
 class Expected:
     """The sequences of a step, in its order."""
 
-    names: Sequence[str]  # To call them by.
+    names: Sequence[str]  # Names for messages.
     groups: Sequence[int]  # Index of each one's group.
     digests: Tensor  # [N] int64, see token_digest.
     tokens: Tensor  # [N] float64, in the loss.

@@ -71,7 +71,7 @@ class StillTeacher(StepCheck):
 
 def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:
     """A sentence if a teacher's engine has other weights than at first. ``first``: sums of each
-    engine's workers at the start. ``now``: and now."""
+    engine's workers at the start. ``now``: the current ones."""
     for index, (before, after) in enumerate(zip(first, now, strict=True)):
         names = [
             name
@@ -93,8 +93,8 @@ def moved_scores(name: str, first: LogProbs, again: LogProbs) -> list[str]:
 
     Args:
         name: Name of the sequence.
-        first: Its log-probs by then.
-        again: And now.
+        first: Its log-probs at first.
+        again: Its current log-probs.
     """
     # Tokens that it rules out are minus infinity both times.
     different = first != again

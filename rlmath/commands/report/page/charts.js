@@ -27,7 +27,7 @@ function labels(values) {
   }
 }
 
-// A curve of more points than this is drawn pale, below the mean of its neighborhood.
+// A curve of more points than this is drawn pale, behind its moving mean.
 const MANY = 300;
 
 function smoothed(points) {

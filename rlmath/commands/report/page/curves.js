@@ -68,7 +68,7 @@ function curvesSection() {
     TWO ? el("td", {}, run.name) : null, el("td", {}, plain(event[2], 600)))));
   return section("curves", "Curves", TWO ? runKey() : null,
     el("div", { class: "row" }, el("label", {}, "find a metric", search), el("label", {}, "axis of all charts", choice), kinds),
-    el("p", { class: "weak small" }, "Point at a chart, or focus it and use the arrow keys, to read values; click or Enter shows the step's samples. A curve of more than 300 points is pale, below the mean of its neighborhood."),
+    el("p", { class: "weak small" }, "Point at a chart, or focus it and use the arrow keys, to read values; click or Enter shows the step's samples. A curve of more than 300 points is pale, behind its moving mean."),
     holder,
     events.length ? lazyDetails("event-list", `All events (${events.length})`, () => el("div", { class: "scroll" }, el("table", {}, events))) : null);
 }

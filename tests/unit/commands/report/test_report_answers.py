@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from rlmath.commands.report.events import Event
 from rlmath.config.load import load, save
 from rlmath.monitor import MetricsWriter
 from rlmath.monitor.run_folder import RunFolder
-from rlmath.utils.run_lock import only_run_in
+from rlmath.monitor.run_settings import ATTEMPTS_FILE
+from rlmath.utils.run_lock import LOCK_FILE, only_run_in
 
 
 def answers_of(folder: Path, lines: dict[int, dict[str, Any]], *events: Event) -> list[Answer]:
@@ -40,6 +43,8 @@ def accuracy(value: float, error: float = 0.03) -> dict[str, float]:
         ({0: accuracy(0.5), 9: accuracy(0.55)}, OPEN, "changed by +0.05 ± 0.042"),
         ({0: accuracy(0.5), 9: accuracy(0.3)}, BAD, "held-out accuracy fell by 0.2"),
         ({0: accuracy(0.5), 9: {}}, OPEN, "not known"),
+        ({0: accuracy(0.5, math.nan), 9: accuracy(0.9, math.nan)}, OPEN, "not known"),
+        ({n: {"rollout/rewards": n / 2} for n in range(4)}, OPEN, "not known"),
         ({n: {"rollout/rewards": float(n)} for n in range(20)}, GOOD, "mean reward rose by 10 ±"),
         ({n: {"rollout/rewards": 1.0} for n in range(20)}, OPEN, "mean reward changed by +0"),
     ],
@@ -49,6 +54,14 @@ def test_learning_is_a_change_beyond_its_error(
 ) -> None:
     learning = answers_of(tmp_path, lines)[0]
     assert learning.mood == mood and verdict in learning.verdict
+
+
+def test_learning_shows_the_windows_that_it_compares(tmp_path: Path) -> None:
+    lines = {n: {"rollout/rewards": 1.0 if n < 10 else -1.0} for n in range(1, 20)}
+    lines[1] = {"rollout/rewards": -5.0}
+    learning = answers_of(tmp_path, {**lines, 20: {**accuracy(0.5), "rollout/rewards": 9.0}})[0]
+    assert learning.mood == OPEN
+    assert learning.detail == "0.2 (steps 1 to 10) → 0 (steps 11 to 20)"
 
 
 def test_health_is_no_alarm(tmp_path: Path) -> None:
@@ -70,3 +83,18 @@ def test_a_running_run_says_how_long_still(tmp_path: Path) -> None:
     assert (time.mood, time.verdict) == (OPEN, "running: step 10 of 40")
     assert time.detail == "3:20 of steps, 500 response tokens; 15:00 left at 30 s a step"
     assert answers_of(tmp_path, lines)[2].mood == BAD  # Nobody runs it.
+    (tmp_path / LOCK_FILE).write_text("process 1 on elsewhere\n")
+    time = answers_of(tmp_path, lines)[2]
+    assert (time.mood, "running on elsewhere" in time.verdict) == (OPEN, True)
+
+
+def test_pace_is_without_pauses_and_first_steps(tmp_path: Path) -> None:
+    answers_of(tmp_path, {n: {} for n in range(7)})
+    for after in (0, 3):
+        line = {"config": "config.yaml", "after_step": after, "begins": not after}
+        with (tmp_path / ATTEMPTS_FILE).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    run = RunFolder(tmp_path)
+    for line, at in zip(run.metrics, (0, 500, 510, 520, 90_000, 90_010, 90_020), strict=True):
+        line["time_s"] = float(at)
+    assert run.pace_s() == 10 and run.pace_s(2) is None
