@@ -23,7 +23,7 @@ from rlmath.batching.shards import Share
 
 # Log-ratios are clamped there, and a KL of k3 at its limit; neither has a gradient beyond.
 LIMIT, KL_LIMIT = 20.0, 10.0
-# Float32 tolerances: of a ratio at a bound, and of two sums.
+# Float32 tolerances: of a ratio or log-ratio at a bound, and of two sums.
 NEAR, TOLERANCE = 1e-5, 1e-4
 
 # (ratio, advantage, options) -> derivative of a token's policy loss by its log-prob
@@ -102,13 +102,18 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     near = clamped
     for bound in _bounds(objective.loss_options):
         near = near | ((ratio - bound).abs() < NEAR * max(1.0, abs(bound)))
-    sizes = policy * (advantages * ratio).abs()
-    slack = torch.where(near, sizes, TOLERANCE * sizes)
+    sizes = (policy * advantages * ratio).abs()
+    slack = torch.where(near, sizes, 0.0) + TOLERANCE * torch.maximum(sizes, slopes.abs())
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
             return torch.full((count, 3), torch.nan, dtype=torch.float64)
-        of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference))
-        slopes, slack = slopes + of_kl, slack + TOLERANCE * of_kl.abs()
+        apart, factor = own - in_loss(reference), objective.kl_coef * weights
+        of_kl = kl_slope_of(apart)
+        slopes = slopes + factor * of_kl
+        # Near the limits it jumps; and in float32 that of k3 is the difference of two numbers near
+        # 1, of which little is left where the policy is the reference but for rounding.
+        around = kl_slope_of(apart + NEAR) - kl_slope_of(apart - NEAR)
+        slack = slack + factor * (TOLERANCE * of_kl.abs() + 2 * around.abs())
     of_entropy = -objective.entropy_coef * weights
     return torch.stack([totals.sum(one) for one in (slopes, slack, of_entropy)], dim=1)
 

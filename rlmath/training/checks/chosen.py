@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,9 +42,13 @@ class ChosenGroups(StepCheck):
             data: Settings of the stream.
         """
         count = min(len(problems), len(self._problems))
-        same = data.shuffle and data.source is None and count > 1
-        if same and problems[:count] == self._problems[:count]:
-            self._log_chance -= math.lgamma(count + 1)
+        first = problems[:count]
+        # A step that has a problem twice has come to the end of its data, which has few orders.
+        same = data.shuffle and data.source is None and len(set(first)) == count
+        if same and first == self._problems[:count]:
+            # Files that are mixed in shares are shuffled each for itself.
+            of_files = Counter(name.rpartition(":")[0] for name in first)
+            self._log_chance -= sum(math.lgamma(n + 1) for n in of_files.values())
         else:
             self._log_chance = 0.0
         self._problems = problems

@@ -74,6 +74,39 @@ def test_second_formula_gives_the_gradient_of_autograd(loss, kl):
     assert float(slack.max()) < 0.05 * float(wanted.abs().max())
 
 
+def test_a_policy_at_its_reference_has_the_slack_of_float32():
+    """Without advantages only the KL is left, whose float32 gradient is mostly rounding there."""
+    for kl in KL_SLOPES:
+        plan = StepPlan(ObjectiveSettings(kl_coef=1.0, kl_estimator=kl))
+        share, log_probs = share_of(plan)
+        for size in (1e-6, 1e-5, 1e-4, 1e-3):
+            moved = size * torch.where(torch.arange(len(log_probs)) % 3 > 0, 1.0, 0.7)
+            batch = dataclasses.replace(
+                share.batch,
+                advantages=torch.zeros(len(log_probs)),
+                ref_log_probs=log_probs + moved,
+            )
+            at = dataclasses.replace(share, batch=batch)
+            wanted, slack, _ = second_gradients(at, log_probs, plan).unbind(1)
+            off = (by_autograd(at, log_probs, plan) - wanted).abs()
+            assert bool((off <= slack).all()), (kl, size)
+            if size == 1e-3:  # A KL without a gradient still shows.
+                assert bool((wanted.abs() > slack).any()), kl
+
+
+def test_a_cut_of_the_kl_is_on_either_side():
+    """Float32 may cut the KL at 10 nats where float64 does not."""
+    plan = StepPlan(ObjectiveSettings(kl_coef=1.0))
+    share, log_probs = share_of(plan)
+    exact = torch.tensor(2.6, dtype=torch.float64)
+    for _ in range(50):  # Newton's steps to exp(d) - 1 - d = 10.
+        exact = exact - (torch.expm1(exact) - exact - 10) / torch.expm1(exact)
+    batch = dataclasses.replace(share.batch, ref_log_probs=log_probs + exact.float())
+    at = dataclasses.replace(share, batch=batch)
+    wanted, slack, _ = second_gradients(at, log_probs, plan).unbind(1)
+    assert bool(((by_autograd(at, log_probs, plan) - wanted).abs() <= slack).all())
+
+
 @pytest.mark.parametrize("kind", CORRECTIONS)
 def test_second_formula_corrects_the_mismatch_itself(kind):
     plan = StepPlan(correction=CorrectionConfig(kind=kind, veto_below=0.3))

@@ -87,6 +87,6 @@ def test_parts_that_a_right_update_leaves_alone():
     assert unchanged_parts(DType.float32, [(medium,)])
     assert unchanged_parts(DType.bfloat16, [(medium,)]) == []
     large = Run("model.layers.0.large.weight", 0, 0, (128, 128))
-    assert unchanged_parts(DType.bfloat16, [(large,)], 1e-5)
+    assert unchanged_parts(DType.bfloat16, [(large,)], 2e-5)
     assert unchanged_parts(DType.bfloat16, [(large,)], 1e-6) == []
     assert unchanged_parts(DType.float32, [(large,)], 1e-6)
