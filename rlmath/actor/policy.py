@@ -271,8 +271,9 @@ class MegatronActor(RankModel):
             self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
         done.first = values if index == 0 else done.first
         if self.reports:
+            assert values is not None
             done.left_out.append(off_policy(outcomes, minibatch.batch))
-            done.reports.append(sequence_report(index, minibatch, outcomes, plan))
+            done.reports.append(sequence_report(index, minibatch, outcomes, values, plan))
         if plan.traced and values is not None:
             done.traces += traces_of(
                 minibatch, values, plan.objective, plan.traced, index, decision.discard

@@ -24,11 +24,16 @@ class ChosenGroups(StepCheck):
     """Groups pass the filter, and steps do not begin with the same problems."""
 
     def __init__(self) -> None:
+        self._first_step = 0  # Of this process.
         self._problems: list[str] = []
         self._log_chance = 0.0
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        broken = equal_groups(now.run.config.algorithm.filter.keep, now.groups)
+        self._first_step = self._first_step or now.step
+        # A resumed run begins with groups from before, which may have passed another filter.
+        since = self._first_step if self._first_step > 1 else 0
+        own = [group for group in now.groups if group.samples[0].sample.spans[0][0] >= since]
+        broken = equal_groups(now.run.config.algorithm.filter.keep, own)
         problems = [group.problem.id for group in now.finished]
         broken += self._again(problems, now.run.config.data)
         report(now.run.config, broken, now.step, now.monitor)

@@ -36,6 +36,8 @@ LEAST_ELEMENT_STEPS = 0.2
 LEAST_LR = 1e-7
 # An adapter's step reaches a matrix of the model multiplied by its other factor, which is small.
 LEAST_LR_OF_ADAPTERS = 1e-6
+# Of a value model, which does not report the sizes of its matrices.
+LEAST_LR_OF_VALUES = {DType.float32: LEAST_LR, DType.bfloat16: 1e-5}
 _NOT_JUDGED = (".experts.", "embed_tokens")
 _NAMED = 3
 
@@ -114,7 +116,7 @@ def check_value_changes(
     count = config.algorithm.minibatches_per_step
     moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0
     stuck = [name for name in unchanged if name.endswith("_proj.weight") and _may_judge(name)]
-    if stuck and moved and update["value/lr"] >= LEAST_LR:
+    if stuck and moved and update["value/lr"] >= LEAST_LR_OF_VALUES[config.model.dtype]:
         report(config, [_sentence(stuck, "the value model's ")], step, monitor)
 
 

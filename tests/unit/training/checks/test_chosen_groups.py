@@ -1,5 +1,6 @@
 """Groups that the filter drops, and a stream that does not advance."""
 
+import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -82,3 +83,19 @@ def test_data_that_has_one_order_may_come_in_it(names: Sequence[str]) -> None:
     check = ChosenGroups()
     for number in range(1, 5):
         step(check, number, names)
+
+
+def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
+    config = load(["experiment=quickstart", "algorithm.filter.keep=variance"])
+    groups = [group("a", (1.0, 1.0))]
+    for number in (5, 1):
+        now: Any = SimpleNamespace(
+            run=SimpleNamespace(config=config),
+            monitor=None,
+            step=number,
+            finished=groups,
+            groups=groups,
+        )
+        fails = pytest.raises(InvariantError, match="equal rewards")
+        with fails if number == 1 else contextlib.nullcontext():
+            ChosenGroups().before_update(now)
