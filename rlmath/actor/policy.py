@@ -429,8 +429,9 @@ class MegatronActor(RankModel):
 def _is_narrow(objective: ObjectiveSettings) -> bool:
     """Whether rounding alone may exclude a sequence from the loss."""
     options = objective.loss_options
-    ends = [getattr(options, name, 1.0) for name in ("clip_low", "clip_high")]
-    return min(ends) < LEAST_CLIP or objective.off_policy_mask_kl is not None
+    ends = [getattr(options, name, None) for name in ("clip_low", "clip_high")]
+    narrow = any(isinstance(one, float) and one < LEAST_CLIP for one in ends)
+    return narrow or objective.off_policy_mask_kl is not None
 
 
 def _signal(values: TokenValues) -> Tensor:

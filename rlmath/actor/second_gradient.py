@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.plan import StepPlan
+from rlmath.actor.sequence_report import places_in_sequences
 from rlmath.algorithms.correction import NONE, CorrectionConfig
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.shards import Share
@@ -67,9 +68,10 @@ _OF_SEQUENCES = ("gspo", "gspo_token")
 
 
 def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
-    """``[N, 3]`` float64: of each sequence the sum over its tokens of the derivative of the loss
-    with respect to their log-probs, how far that of the backward pass may be from it, and the same
-    sum with respect to their entropies. NaN where there is no second formula.
+    """``[N, 4]`` float64: of each sequence the sum over its tokens of the derivative of the loss
+    with respect to their log-probs, how far that of the backward pass may be from it, the same sum
+    with respect to their entropies, and the first sum with each token times its place. NaN where
+    there is no second formula.
 
     Args:
         share: A minibatch.
@@ -82,7 +84,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     kl_slope_of = KL_SLOPES.get(objective.kl_estimator)
     assert batch.advantages is not None
     if slope_of is None or objective.off_policy_mask_kl is not None:
-        return torch.full((count, 3), torch.nan, dtype=torch.float64)
+        return torch.full((count, 4), torch.nan, dtype=torch.float64)
     mask, totals = batch.loss_mask, _Sequences(batch.response_lengths)
 
     def in_loss(values: Tensor) -> Tensor:
@@ -98,6 +100,8 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     ratio = moved.clamp(-LIMIT, LIMIT).exp()
     policy = weights * _factors(batch, mask, totals, plan)
     slopes = policy * slope_of(ratio, advantages, objective.loss_options)
+    if objective.loss == "gspo":  # A token's loss has a gradient by all tokens of its sequence.
+        slopes = torch.where(mask, totals.mean(slopes, mask), 0.0)
     # In float32 these may be on either side of a bound.
     near = clamped
     for bound in _bounds(objective.loss_options):
@@ -106,7 +110,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     slack = torch.where(near, sizes, 0.0) + TOLERANCE * torch.maximum(sizes, slopes.abs())
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
-            return torch.full((count, 3), torch.nan, dtype=torch.float64)
+            return torch.full((count, 4), torch.nan, dtype=torch.float64)
         apart, factor = own - in_loss(reference), objective.kl_coef * weights
         of_kl = kl_slope_of(apart)
         slopes = slopes + factor * of_kl
@@ -115,23 +119,25 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
         around = kl_slope_of(apart + NEAR) - kl_slope_of(apart - NEAR)
         slack = slack + factor * (TOLERANCE * of_kl.abs() + 2 * around.abs())
     of_entropy = -objective.entropy_coef * weights
-    return torch.stack([totals.sum(one) for one in (slopes, slack, of_entropy)], dim=1)
+    by_place = slopes * places_in_sequences(totals.ids, count)
+    columns = (slopes, slack, of_entropy, by_place)
+    return torch.stack([totals.sum(one) for one in columns], dim=1)
 
 
 class _Sequences:
     """Sums over the tokens of each sequence."""
 
     def __init__(self, lengths: Tensor) -> None:
-        self._ids = repeat(torch.arange(len(lengths)), lengths)
+        self.ids = repeat(torch.arange(len(lengths)), lengths)
         self._count = len(lengths)
 
     def sum(self, values: Tensor) -> Tensor:
         """``[N]``."""
-        return values.new_zeros(self._count).index_add_(0, self._ids, values)
+        return values.new_zeros(self._count).index_add_(0, self.ids, values)
 
     def spread(self, values: Tensor) -> Tensor:
         """``[R]``, the sum over each token's sequence."""
-        return self.sum(values)[self._ids]
+        return self.sum(values)[self.ids]
 
     def mean(self, values: Tensor, mask: Tensor) -> Tensor:
         """``[R]``, the mean over each token's sequence; ``values`` are 0 where masked."""
