@@ -353,10 +353,17 @@ def likelihood_without_its_normalizer(worker: Any) -> None:
     """The gradient raises the token's logit and lowers no other."""
 
     def gradient(
-        self: Any, x: Any, log_z: Any, entropy: Any, local: Any, mine: Any, given: Any, _: Any
+        self: Any,
+        x: Any,
+        log_z: Any,
+        entropy: Any,
+        local: Any,
+        mine: Any,
+        grad_log_probs: Any,
+        grad_entropy: Any,
     ) -> torch.Tensor:
         place = local.clamp(0, self.num_valid - 1)[:, None]
-        own = torch.where(mine, given, 0.0)[:, None]
+        own = torch.where(mine, grad_log_probs, 0.0)[:, None]
         return torch.zeros_like(x).scatter_(1, place, own) / self.temperature
 
     logprobs.VocabSlice.gradient = gradient  # type: ignore[method-assign]

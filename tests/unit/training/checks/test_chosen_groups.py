@@ -1,6 +1,5 @@
 """Groups that the filter drops, and a stream that does not advance."""
 
-import contextlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -96,6 +95,8 @@ def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
             finished=groups,
             groups=groups,
         )
-        fails = pytest.raises(InvariantError, match="equal rewards")
-        with fails if number == 1 else contextlib.nullcontext():
+        if number > 1:
+            ChosenGroups().before_update(now)
+            continue
+        with pytest.raises(InvariantError, match="equal rewards"):
             ChosenGroups().before_update(now)
