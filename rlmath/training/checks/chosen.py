@@ -24,7 +24,7 @@ class ChosenGroups(StepCheck):
     """Groups pass the filter, and steps do not begin with the same problems."""
 
     def __init__(self) -> None:
-        self._first_step = 0  # Of this process.
+        self._first_step = 0  # This process's first; 0: none yet.
         self._problems: list[str] = []
         self._log_chance = 0.0
 

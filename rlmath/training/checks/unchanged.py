@@ -36,7 +36,7 @@ LEAST_ELEMENT_STEPS = 0.2
 LEAST_LR = 1e-7
 # An adapter's step reaches a matrix of the model multiplied by its other factor, which is small.
 LEAST_LR_OF_ADAPTERS = 1e-6
-# Of a value model, which does not report the sizes of its matrices.
+# A value model does not report the sizes of its matrices.
 LEAST_LR_OF_VALUES = {DType.float32: LEAST_LR, DType.bfloat16: 1e-5}
 _NOT_JUDGED = (".experts.", "embed_tokens")
 _NAMED = 3
