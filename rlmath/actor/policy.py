@@ -38,6 +38,7 @@ from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossOutput, metric_means
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
+from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
@@ -53,6 +54,8 @@ T = TypeVar("T")
 # Updates before the first one in which a micro-batch's gradient is computed twice, and from one to
 # the next: where an update has two micro-batches, it costs half of an update.
 GRADIENT_TWICE_FIRST, GRADIENT_TWICE_EVERY = 8, 64
+# Rounding in bfloat16 may take a ratio out of a clip range that is narrower.
+LEAST_CLIP = 0.05
 # Result of each micro-batch of a minibatch, on ranks of the last stage.
 Outcomes = list[tuple[LossOutput, TokenValues]]
 
@@ -268,8 +271,9 @@ class MegatronActor(RankModel):
             self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
         done.first = values if index == 0 else done.first
         if self.reports:
+            assert values is not None
             done.left_out.append(off_policy(outcomes, minibatch.batch))
-            done.reports.append(sequence_report(index, minibatch, outcomes, plan))
+            done.reports.append(sequence_report(index, minibatch, outcomes, values, plan))
         if plan.traced and values is not None:
             done.traces += traces_of(
                 minibatch, values, plan.objective, plan.traced, index, decision.discard
@@ -319,12 +323,15 @@ class MegatronActor(RankModel):
         two parts, at the elements that the next pass looks at. Collective.
 
         Not of a model with experts, whose routers may choose otherwise when products round
-        otherwise, and not in FP8, whose scales depend on what is packed together. Returns elements
-        of each matrix, and the micro-batch; ``None``: not in this update.
+        otherwise, not in FP8, whose scales depend on what is packed together, and not where
+        rounding decides which sequences are left out. Returns elements of each matrix, and the
+        micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
         due = rest == GRADIENT_TWICE_FIRST
         if not due or self.spec.experts or self.settings.model.fp8 is not None:
+            return None
+        if _is_narrow(plan.objective):
             return None
         assert self.gradient_shares is not None
         number %= len(share.micro_batches)
@@ -417,6 +424,14 @@ class MegatronActor(RankModel):
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
             max((Farthest(*row) for row in far.tolist()), key=abs),
         )
+
+
+def _is_narrow(objective: ObjectiveSettings) -> bool:
+    """Whether rounding alone may exclude a sequence from the loss."""
+    options = objective.loss_options
+    ends = [getattr(options, name, None) for name in ("clip_low", "clip_high")]
+    narrow = any(isinstance(one, float) and one < LEAST_CLIP for one in ends)
+    return narrow or objective.off_policy_mask_kl is not None
 
 
 def _signal(values: TokenValues) -> Tensor:

@@ -81,7 +81,11 @@ def policy_loss(
 
 
 def sequence_report(
-    index: int, share: Share, outcomes: Sequence[tuple[LossOutput, TokenValues]], plan: StepPlan
+    index: int,
+    share: Share,
+    outcomes: Sequence[tuple[LossOutput, TokenValues]],
+    values: TokenValues,
+    plan: StepPlan,
 ) -> SequenceReport:
     """Contributions of a rank's sequences to the loss and their gradients; on ranks of the last
     stage, after the backward pass.
@@ -90,14 +94,14 @@ def sequence_report(
         index: Index of the minibatch.
         share: Share of the rank.
         outcomes: Outcomes of its micro-batches.
+        values: Their values together, on the CPU.
         plan: Plan of the step.
     """
     batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
     digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)
     sums = [v.sequence_sums for _, v in outcomes if v.sequence_sums is not None]
-    values = concatenate([one for _, one in outcomes])
     log_probs = torch.zeros(batch.loss_mask.numel())
-    log_probs[values.response_rows.cpu()] = values.log_probs
+    log_probs[values.response_rows] = values.log_probs
     return SequenceReport(
         torch.full((len(order),), index),
         share.places[order],

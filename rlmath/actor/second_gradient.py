@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.plan import StepPlan
+from rlmath.actor.sequence_report import places_in_sequences
 from rlmath.algorithms.correction import NONE, CorrectionConfig
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.shards import Share
 
 # Log-ratios are clamped there, and a KL of k3 at its limit; neither has a gradient beyond.
 LIMIT, KL_LIMIT = 20.0, 10.0
-# Float32 tolerances: of a ratio at a bound, and of two sums.
+# Float32 tolerances: of a ratio or log-ratio at a bound, and of two sums.
 NEAR, TOLERANCE = 1e-5, 1e-4
 
 # (ratio, advantage, options) -> derivative of a token's policy loss by its log-prob
@@ -67,9 +68,10 @@ _OF_SEQUENCES = ("gspo", "gspo_token")
 
 
 def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
-    """``[N, 3]`` float64: of each sequence the sum over its tokens of the derivative of the loss
-    with respect to their log-probs, how far that of the backward pass may be from it, and the same
-    sum with respect to their entropies. NaN where there is no second formula.
+    """``[N, 4]`` float64: of each sequence the sum over its tokens of the derivative of the loss
+    with respect to their log-probs, how far that of the backward pass may be from it, the same sum
+    with respect to their entropies, and the first sum with each token times its place. NaN where
+    there is no second formula.
 
     Args:
         share: A minibatch.
@@ -82,7 +84,7 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     kl_slope_of = KL_SLOPES.get(objective.kl_estimator)
     assert batch.advantages is not None
     if slope_of is None or objective.off_policy_mask_kl is not None:
-        return torch.full((count, 3), torch.nan, dtype=torch.float64)
+        return torch.full((count, 4), torch.nan, dtype=torch.float64)
     mask, totals = batch.loss_mask, _Sequences(batch.response_lengths)
 
     def in_loss(values: Tensor) -> Tensor:
@@ -98,35 +100,44 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     ratio = moved.clamp(-LIMIT, LIMIT).exp()
     policy = weights * _factors(batch, mask, totals, plan)
     slopes = policy * slope_of(ratio, advantages, objective.loss_options)
+    if objective.loss == "gspo":  # A token's loss has a gradient by all tokens of its sequence.
+        slopes = torch.where(mask, totals.mean(slopes, mask), 0.0)
     # In float32 these may be on either side of a bound.
     near = clamped
     for bound in _bounds(objective.loss_options):
         near = near | ((ratio - bound).abs() < NEAR * max(1.0, abs(bound)))
-    sizes = policy * (advantages * ratio).abs()
-    slack = torch.where(near, sizes, TOLERANCE * sizes)
+    sizes = (policy * advantages * ratio).abs()
+    slack = torch.where(near, sizes, 0.0) + TOLERANCE * torch.maximum(sizes, slopes.abs())
     if objective.kl_coef and reference is not None:
         if kl_slope_of is None:
-            return torch.full((count, 3), torch.nan, dtype=torch.float64)
-        of_kl = objective.kl_coef * weights * kl_slope_of(own - in_loss(reference))
-        slopes, slack = slopes + of_kl, slack + TOLERANCE * of_kl.abs()
+            return torch.full((count, 4), torch.nan, dtype=torch.float64)
+        apart, factor = own - in_loss(reference), objective.kl_coef * weights
+        of_kl = kl_slope_of(apart)
+        slopes = slopes + factor * of_kl
+        # Near the limits it jumps; and in float32 that of k3 is the difference of two numbers near
+        # 1, of which little is left where the policy is the reference but for rounding.
+        around = kl_slope_of(apart + NEAR) - kl_slope_of(apart - NEAR)
+        slack = slack + factor * (TOLERANCE * of_kl.abs() + 2 * around.abs())
     of_entropy = -objective.entropy_coef * weights
-    return torch.stack([totals.sum(one) for one in (slopes, slack, of_entropy)], dim=1)
+    by_place = slopes * places_in_sequences(totals.ids, count)
+    columns = (slopes, slack, of_entropy, by_place)
+    return torch.stack([totals.sum(one) for one in columns], dim=1)
 
 
 class _Sequences:
     """Sums over the tokens of each sequence."""
 
     def __init__(self, lengths: Tensor) -> None:
-        self._ids = repeat(torch.arange(len(lengths)), lengths)
+        self.ids = repeat(torch.arange(len(lengths)), lengths)
         self._count = len(lengths)
 
     def sum(self, values: Tensor) -> Tensor:
         """``[N]``."""
-        return values.new_zeros(self._count).index_add_(0, self._ids, values)
+        return values.new_zeros(self._count).index_add_(0, self.ids, values)
 
     def spread(self, values: Tensor) -> Tensor:
         """``[R]``, the sum over each token's sequence."""
-        return self.sum(values)[self._ids]
+        return self.sum(values)[self.ids]
 
     def mean(self, values: Tensor, mask: Tensor) -> Tensor:
         """``[R]``, the mean over each token's sequence; ``values`` are 0 where masked."""

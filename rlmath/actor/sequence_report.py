@@ -13,7 +13,7 @@ from torch import Tensor
 from rlmath.algorithms.losses import LossInputs
 
 # Columns of ``SequenceReport.sums``.
-ADVANTAGE, PULL, SIZE, GRADIENT, ENTROPY, OLD, REFERENCE = range(7)
+ADVANTAGE, PULL, SIZE, GRADIENT, ENTROPY, OLD, REFERENCE, MOMENT = range(8)
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class SequenceReport:
         minibatches: ``[n]`` int64, minibatch of each sequence.
         places: ``[n]`` int64, index in the step.
         tokens: ``[n]`` int64, see ``token_digest``.
-        sums: ``[n, 7]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
+        sums: ``[n, 8]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
             ``w f |A|``, and over all tokens of the gradients ``d loss / d l``, which is NaN if no
-            backward pass reached the log-probs, and ``d loss / d entropy``, and of the old and the
-            reference log-probs.
-        second: ``[n, 3]`` float64, see ``second_gradients``.
+            backward pass reached the log-probs, and ``d loss / d entropy``, of the old and the
+            reference log-probs, and of ``d loss / d l`` times the token's place.
+        second: ``[n, 4]`` float64, see ``second_gradients``.
     """
 
     minibatches: Tensor
@@ -51,7 +51,7 @@ class SequenceReport:
 
 
 def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
-    """``[count, 7]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
+    """``[count, 8]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
     fills in the gradient.
 
     Args:
@@ -64,21 +64,38 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
         weights = weights * inputs.zero_masked(inputs.policy_factors).double()
     columns = [advantages, weights * advantages, weights * advantages.abs()]
     none, reference = torch.zeros_like(advantages), inputs.ref_log_probs
-    columns += [torch.full_like(advantages, torch.nan), none, inputs.old_log_probs.double()]
-    columns.append(none if reference is None else reference.double())
-    found = advantages.new_zeros(count, 7)
+    unknown = torch.full_like(advantages, torch.nan)
+    columns += [unknown, none, inputs.old_log_probs.double()]
+    columns += [none if reference is None else reference.double(), unknown]
+    found = advantages.new_zeros(count, 8)
     found.index_add_(0, inputs.sequence_ids, torch.stack(columns, dim=1))
 
     # A hook that refers to its own tensor, as ``inputs`` does, would keep the graph for ever.
     sequences = inputs.sequence_ids
+    places = places_in_sequences(sequences, count)
 
     def receive(column: int, gradient: Tensor | None) -> None:
         if gradient is None:
             return  # The loss has no such term.
-        total = found.new_zeros(count).index_add_(0, sequences, gradient.double())
-        found[:, column] = total
+        given = gradient.double()
+        found[:, column] = found.new_zeros(count).index_add_(0, sequences, given)
+        if column == GRADIENT:
+            found[:, MOMENT] = found.new_zeros(count).index_add_(0, sequences, given * places)
 
     for column, values in ((GRADIENT, inputs.log_probs), (ENTROPY, inputs.entropy)):
         if values is not None and values.requires_grad:
             values.register_hook(functools.partial(receive, column))
     return found
+
+
+def places_in_sequences(sequences: Tensor, count: int) -> Tensor:
+    """``[r]`` float64, place of each token in its sequence, up to 1 for the last one.
+
+    Args:
+        sequences: ``[r]`` int64, each token's sequence, increasing.
+        count: Number of sequences.
+    """
+    lengths = sequences.new_zeros(count).index_add_(0, sequences, torch.ones_like(sequences))
+    before = lengths.cumsum(0) - lengths
+    numbers = torch.arange(1, len(sequences) + 1, device=sequences.device)
+    return (numbers - before[sequences]).double() / lengths[sequences]

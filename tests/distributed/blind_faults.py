@@ -1,4 +1,4 @@
-"""Faults that were planned without a look at the step checks, twice.
+"""Faults that were planned without a look at the step checks, four times.
 
     python -m tests.distributed.blind_faults [NAME ...]
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rlmath.actor import policy, policy_loss, rank_step
+from rlmath.actor import logprobs, policy, policy_loss, rank_step
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from tests.distributed import healthy_steps
 from tests.distributed.rank_pool import RankPool
@@ -346,6 +346,128 @@ def micro_batch_twice(worker: Any) -> None:
     policy.policy_loss = run_twice
 
 
+# -- the fourth plan ----------------------------------------------------------------------------
+
+
+def likelihood_without_its_normalizer(worker: Any) -> None:
+    """The gradient raises the token's logit and lowers no other."""
+
+    def gradient(
+        self: Any,
+        x: Any,
+        log_z: Any,
+        entropy: Any,
+        local: Any,
+        mine: Any,
+        grad_log_probs: Any,
+        grad_entropy: Any,
+    ) -> torch.Tensor:
+        place = local.clamp(0, self.num_valid - 1)[:, None]
+        own = torch.where(mine, grad_log_probs, 0.0)[:, None]
+        return torch.zeros_like(x).scatter_(1, place, own) / self.temperature
+
+    logprobs.VocabSlice.gradient = gradient  # type: ignore[method-assign]
+
+
+def first_layer(worker: Any) -> Any:
+    return worker.actor.chunks[0].decoder.layers[0]
+
+
+def dropout_in_training(worker: Any) -> None:
+    def drop(module: Any, given: Any, output: Any) -> Any:
+        return torch.nn.functional.dropout(output[0], 0.1, module.training), *output[1:]
+
+    first_layer(worker).register_forward_hook(drop)
+
+
+def gradient_doubles_below_a_layer(worker: Any) -> None:
+    def doubling(module: Any, given: Any, output: Any) -> None:
+        if output[0].requires_grad:
+            output[0].register_hook(lambda gradient: 2 * gradient)
+
+    first_layer(worker).register_forward_hook(doubling)
+
+
+def adam_counts_no_steps(worker: Any) -> None:
+    """Each step corrects the moments' bias as the first one does."""
+    optimizer = worker.actor.optimizer
+    step = optimizer.step
+
+    def stepping() -> Any:
+        for part in optimizer_parts(optimizer):
+            for state in part.optimizer.state.values():
+                state["step"].zero_()
+        return step()
+
+    optimizer.step = stepping
+
+
+def advantages_fade(worker: Any) -> None:
+    """From twice as much at a response's first token to nothing at its last one."""
+    backward = worker.actor._backward
+
+    def fading(share: Any, *rest: Any, **options: Any) -> Any:
+        batch = share.batch
+        ramp = [torch.linspace(2, 0, n) for n in batch.response_lengths.tolist()]
+        batch = dataclasses.replace(batch, advantages=batch.advantages * torch.cat(ramp))
+        return backward(dataclasses.replace(share, batch=batch), *rest, **options)
+
+    worker.actor._backward = fading
+
+
+def gradients_in_bfloat16(worker: Any) -> None:
+    norm = worker.actor.gradient_norm
+
+    def rounding() -> Any:
+        for one in worker.actor.module.parameters():
+            one.main_grad.copy_(one.main_grad.bfloat16().float())
+        return norm()
+
+    worker.actor.gradient_norm = rounding
+
+
+def k1_in_the_loss(worker: Any) -> None:
+    from rlmath.algorithms import objective
+
+    original = objective.kl_estimate
+    objective.kl_estimate = lambda name, *given: original("k1", *given)
+
+
+def tokens_of_low_entropy(worker: Any) -> None:
+    original = rank_step.top_entropy_mask
+    rank_step.top_entropy_mask = lambda entropy, *given: original(-entropy, *given)
+
+
+def sequence_ratios_of_the_pack(worker: Any) -> None:
+    """All sequences of a micro-batch have one ratio."""
+    from rlmath.algorithms.losses import LossInputs
+
+    original = LossInputs.sequence_mean
+
+    def of_all(self: Any, values: torch.Tensor) -> torch.Tensor:
+        ids = torch.zeros_like(self.sequence_ids)
+        return original(dataclasses.replace(self, sequence_ids=ids, num_sequences=1), values)
+
+    LossInputs.sequence_mean = of_all  # type: ignore[method-assign]
+
+
+def second_micro_batch_clears_the_first(worker: Any) -> None:
+    original = policy.policy_loss
+
+    def clearing(*given: Any) -> Any:
+        objective, numbers = original(*given), iter(range(10**6))
+
+        def of(*inputs: Any) -> Any:
+            if next(numbers) == 1:
+                for one in worker.actor.module.parameters():
+                    one.main_grad.zero_()
+            return objective(*inputs)
+
+        return of
+
+    policy.policy_loss = clearing
+
+
 PLAIN = ("quickstart", "actor.tensor_parallel=1")
 # So narrow that ratios of the second minibatch leave it.
 NARROW = tuple(f"algorithm.loss_options.clip_{end}=0.005" for end in ("low", "high"))
@@ -354,6 +476,7 @@ ROUNDED = (*PLAIN, "model.dtype=bfloat16")
 WITH_ENTROPY = (*PLAIN, "algorithm.entropy_coef=0.01")
 WITH_KL = (*PLAIN, "algorithm.kl_coef=0.05")
 CORRECTED = (*PLAIN, "algorithm.correction.kind=token_truncate")
+WITH_GSPO = (*CLIPPED, "algorithm.loss=gspo", "algorithm.aggregation=seq_mean_token_mean")
 # By the settings that they need.
 FIRST: dict[Callable[[Any], None], tuple[str, ...]] = {
     clip_ten_times_as_wide: CLIPPED,
@@ -391,8 +514,23 @@ THIRD: dict[Callable[[Any], None], tuple[str, ...]] = {
 }
 
 
+FOURTH: dict[Callable[[Any], None], tuple[str, ...]] = {
+    likelihood_without_its_normalizer: PLAIN,
+    dropout_in_training: PLAIN,
+    gradient_doubles_below_a_layer: PLAIN,
+    adam_counts_no_steps: PLAIN,
+    advantages_fade: PLAIN,
+    gradients_in_bfloat16: PLAIN,
+    k1_in_the_loss: WITH_KL,
+    tokens_of_low_entropy: (*PLAIN, "algorithm.entropy_top_share=0.2"),
+    sequence_ratios_of_the_pack: WITH_GSPO,
+    second_micro_batch_clears_the_first: PLAIN,
+}
+
+
 def main() -> int:
-    faults = {one.__name__: (one, words) for one, words in (FIRST | SECOND | THIRD).items()}
+    plans = FIRST | SECOND | THIRD | FOURTH
+    faults = {one.__name__: (one, words) for one, words in plans.items()}
     for name in sys.argv[1:] or faults:
         fault, words = faults[name]
         pool = RankPool()  # Some faults stay in a process.

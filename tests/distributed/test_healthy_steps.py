@@ -42,6 +42,7 @@ def test_fault_of_a_router_is_named_in_its_step(ranks, plant, says):
         (in_update.detach_the_kl, WITH_KL, "minibatch 0.*by the log-probs"),
         (blind_faults.old_log_probs_of_another_sequence, PLAIN, "minibatch 1.*by the log-probs"),
         (blind_faults.entropy_without_gradient, WITH_ENTROPY, "minibatch 0.*by the entropies"),
+        (blind_faults.advantages_fade, PLAIN, "minibatch 0.*weighted by their place"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

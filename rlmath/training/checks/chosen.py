@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,11 +24,16 @@ class ChosenGroups(StepCheck):
     """Groups pass the filter, and steps do not begin with the same problems."""
 
     def __init__(self) -> None:
+        self._first_step = 0  # This process's first; 0: none yet.
         self._problems: list[str] = []
         self._log_chance = 0.0
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        broken = equal_groups(now.run.config.algorithm.filter.keep, now.groups)
+        self._first_step = self._first_step or now.step
+        # A resumed run begins with groups from before, which may have passed another filter.
+        since = self._first_step if self._first_step > 1 else 0
+        own = [group for group in now.groups if group.samples[0].sample.spans[0][0] >= since]
+        broken = equal_groups(now.run.config.algorithm.filter.keep, own)
         problems = [group.problem.id for group in now.finished]
         broken += self._again(problems, now.run.config.data)
         report(now.run.config, broken, now.step, now.monitor)
@@ -41,9 +47,13 @@ class ChosenGroups(StepCheck):
             data: Settings of the stream.
         """
         count = min(len(problems), len(self._problems))
-        same = data.shuffle and data.source is None and count > 1
-        if same and problems[:count] == self._problems[:count]:
-            self._log_chance -= math.lgamma(count + 1)
+        first = problems[:count]
+        # A step that has a problem twice has come to the end of its data, which has few orders.
+        same = data.shuffle and data.source is None and len(set(first)) == count
+        if same and first == self._problems[:count]:
+            # Files that are mixed in shares are shuffled each for itself.
+            of_files = Counter(name.rpartition(":")[0] for name in first)
+            self._log_chance -= sum(math.lgamma(n + 1) for n in of_files.values())
         else:
             self._log_chance = 0.0
         self._problems = problems

@@ -44,7 +44,7 @@ def has_gradient(found: SequenceReport | None, minibatch: int) -> bool:
     one, yes. In a narrow range, as of ``gspo``, all may be clipped."""
     if found is None:
         return True
-    wanted, slack, _ = found.second[found.minibatches == minibatch].unbind(1)
+    wanted, slack, *_ = found.second[found.minibatches == minibatch].unbind(1)
     return not bool((wanted.abs() <= slack).all())
 
 

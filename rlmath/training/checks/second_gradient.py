@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.second_gradient import TOLERANCE
-from rlmath.actor.sequence_report import ENTROPY, GRADIENT, OLD, REFERENCE, SequenceReport
+from rlmath.actor.sequence_report import (
+    ENTROPY,
+    GRADIENT,
+    MOMENT,
+    OLD,
+    REFERENCE,
+    SequenceReport,
+)
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 
 # Relative tolerance of float64 sums in another order.
@@ -38,9 +45,11 @@ def other_gradients(found: SequenceReport, discarded: Collection[int] = ()) -> l
     Args:
         discarded: Minibatches that are not judged: their numbers are not finite.
     """
-    wanted, slack, of_entropy = found.second.unbind(1)
+    wanted, slack, of_entropy, by_place = found.second.unbind(1)
     figures = (
         ("log-probs", GRADIENT, wanted, slack),
+        # Within a sequence the gradient may have moved, and its sum be right.
+        ("log-probs, weighted by their place,", MOMENT, by_place, slack),
         ("entropies", ENTROPY, of_entropy, TOLERANCE * of_entropy.abs()),
     )
     judged = torch.ones_like(found.minibatches, dtype=torch.bool)

@@ -29,13 +29,15 @@ from rlmath.weights.runs import Run
 # 0.02 are 1e-4 apart there, those of 1e-5 are 6e-8 apart.
 LEAST_ELEMENTS = {DType.float32: 256, DType.bfloat16: 4096}
 # In bfloat16 also of elements times learning rate. Of 4,096 with a standard deviation of 0.1 about
-# three change at 1e-6, and none in 4 % of the steps (seen in ``open_r1``); of 20,000 at least one
-# does but for a chance of 1e-7.
-LEAST_ELEMENT_STEPS = 0.02
+# three change at 1e-6 (seen in ``open_r1``), so 150 of 200,000. Steps may be ten times as small:
+# Adam divides by the gradients of the last thousand steps, and few groups have any in the end.
+LEAST_ELEMENT_STEPS = 0.2
 # Below it, an update may round to nothing.
 LEAST_LR = 1e-7
 # An adapter's step reaches a matrix of the model multiplied by its other factor, which is small.
 LEAST_LR_OF_ADAPTERS = 1e-6
+# A value model does not report the sizes of its matrices.
+LEAST_LR_OF_VALUES = {DType.float32: LEAST_LR, DType.bfloat16: 1e-5}
 _NOT_JUDGED = (".experts.", "embed_tokens")
 _NAMED = 3
 
@@ -114,7 +116,7 @@ def check_value_changes(
     count = config.algorithm.minibatches_per_step
     moved = update["value/discarded_minibatches"] < count and update["value/grad_norm"] > 0
     stuck = [name for name in unchanged if name.endswith("_proj.weight") and _may_judge(name)]
-    if stuck and moved and update["value/lr"] >= LEAST_LR:
+    if stuck and moved and update["value/lr"] >= LEAST_LR_OF_VALUES[config.model.dtype]:
         report(config, [_sentence(stuck, "the value model's ")], step, monitor)
 
 

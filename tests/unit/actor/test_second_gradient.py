@@ -44,7 +44,7 @@ def share_of(plan, spread=0.3):
     return Share(batch, [], weights, torch.arange(len(batch))), log_probs
 
 
-def by_autograd(share, log_probs, plan):
+def by_autograd(share, log_probs, plan, by_place=False):
     batch, own = share.batch, log_probs.clone().requires_grad_()
     ids = torch.repeat_interleave(torch.arange(len(batch)), batch.response_lengths)
     inputs = LossInputs(
@@ -59,7 +59,11 @@ def by_autograd(share, log_probs, plan):
         policy_factors=batch.policy_factors,
     )
     policy_objective(inputs, plan.objective).loss.backward()
-    return torch.zeros(len(batch)).index_add(0, ids, own.grad).double()
+    given = own.grad.double()
+    if by_place:
+        within = [torch.arange(1, n + 1) / n for n in batch.response_lengths.tolist()]
+        given = given * torch.cat(within)
+    return torch.zeros(len(batch), dtype=torch.float64).index_add(0, ids, given)
 
 
 @pytest.mark.parametrize("loss", sorted(SLOPES))
@@ -68,17 +72,51 @@ def test_second_formula_gives_the_gradient_of_autograd(loss, kl):
     more = {} if kl is None else {"kl_coef": 0.1, "kl_estimator": kl}
     plan = StepPlan(ObjectiveSettings(loss=loss, **more))
     share, log_probs = share_of(plan)
-    wanted, slack, _ = second_gradients(share, log_probs, plan).unbind(1)
-    off = (by_autograd(share, log_probs, plan) - wanted).abs()
-    assert bool((off <= slack).all())
-    assert float(slack.max()) < 0.05 * float(wanted.abs().max())
+    wanted, slack, _, of_places = second_gradients(share, log_probs, plan).unbind(1)
+    for by_place, one in enumerate((wanted, of_places)):
+        off = (by_autograd(share, log_probs, plan, bool(by_place)) - one).abs()
+        assert bool((off <= slack).all())
+        assert float(slack.max()) < 0.05 * float(one.abs().max())
+
+
+def test_a_policy_at_its_reference_has_the_slack_of_float32():
+    """Without advantages only the KL is left, whose float32 gradient is mostly rounding there."""
+    for kl in KL_SLOPES:
+        plan = StepPlan(ObjectiveSettings(kl_coef=1.0, kl_estimator=kl))
+        share, log_probs = share_of(plan)
+        for size in (1e-6, 1e-5, 1e-4, 1e-3):
+            moved = size * torch.where(torch.arange(len(log_probs)) % 3 > 0, 1.0, 0.7)
+            batch = dataclasses.replace(
+                share.batch,
+                advantages=torch.zeros(len(log_probs)),
+                ref_log_probs=log_probs + moved,
+            )
+            at = dataclasses.replace(share, batch=batch)
+            wanted, slack, *_ = second_gradients(at, log_probs, plan).unbind(1)
+            off = (by_autograd(at, log_probs, plan) - wanted).abs()
+            assert bool((off <= slack).all()), (kl, size)
+            if size == 1e-3:  # A KL without a gradient still shows.
+                assert bool((wanted.abs() > slack).any()), kl
+
+
+def test_a_cut_of_the_kl_is_on_either_side():
+    """Float32 may cut the KL at 10 nats where float64 does not."""
+    plan = StepPlan(ObjectiveSettings(kl_coef=1.0))
+    share, log_probs = share_of(plan)
+    exact = torch.tensor(2.6, dtype=torch.float64)
+    for _ in range(50):  # Newton's steps to exp(d) - 1 - d = 10.
+        exact = exact - (torch.expm1(exact) - exact - 10) / torch.expm1(exact)
+    batch = dataclasses.replace(share.batch, ref_log_probs=log_probs + exact.float())
+    at = dataclasses.replace(share, batch=batch)
+    wanted, slack, *_ = second_gradients(at, log_probs, plan).unbind(1)
+    assert bool(((by_autograd(at, log_probs, plan) - wanted).abs() <= slack).all())
 
 
 @pytest.mark.parametrize("kind", CORRECTIONS)
 def test_second_formula_corrects_the_mismatch_itself(kind):
     plan = StepPlan(correction=CorrectionConfig(kind=kind, veto_below=0.3))
     share, log_probs = share_of(plan)
-    wanted, slack, _ = second_gradients(share, log_probs, plan).unbind(1)
+    wanted, slack, *_ = second_gradients(share, log_probs, plan).unbind(1)
     assert bool(((by_autograd(share, log_probs, plan) - wanted).abs() <= slack).all())
     batch = dataclasses.replace(share.batch, policy_factors=1 - share.batch.policy_factors)
     wrong = by_autograd(dataclasses.replace(share, batch=batch), log_probs, plan)
@@ -89,7 +127,7 @@ def test_clamped_ratios_are_slack_and_unknown_losses_have_no_second_formula():
     for loss in ("ppo_clip", "gspo"):
         plan = StepPlan(ObjectiveSettings(loss=loss))
         share, log_probs = share_of(plan, spread=15.0)
-        wanted, slack, _ = second_gradients(share, log_probs, plan).unbind(1)
+        wanted, slack, *_ = second_gradients(share, log_probs, plan).unbind(1)
         assert bool(((by_autograd(share, log_probs, plan) - wanted).abs() <= slack).all()), loss
     for loss in set(LOSSES.names()) - SLOPES.keys():
         plan = StepPlan(ObjectiveSettings(loss=loss))

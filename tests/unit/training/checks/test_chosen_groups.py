@@ -1,5 +1,6 @@
 """Groups that the filter drops, and a stream that does not advance."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them() -> None
     assert "equal grades (such as those of problem a)" in equal_groups("accuracy", [mixed])[0]
 
 
-def step(check: ChosenGroups, number: int, names: str, **data: Any) -> None:
+def step(check: ChosenGroups, number: int, names: Sequence[str], **data: Any) -> None:
     config = load(["experiment=quickstart", *(f"data.{k}={v}" for k, v in data.items())])
     groups = [group(name, (0.0, 1.0)) for name in names]
     now = SimpleNamespace(
@@ -71,3 +72,31 @@ def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
         step(check, number, "abcdefgh")
     with pytest.raises(InvariantError):
         step(check, 3, "abcdefgh")
+
+
+@pytest.mark.parametrize(
+    "names", ["aaaaaaaa", "abababab", "a", "", [f"{one}.jsonl:1" for one in "abcdefgh"]]
+)
+def test_data_that_has_one_order_may_come_in_it(names: Sequence[str]) -> None:
+    """Fewer problems than a step has, and files of one problem each, mixed in shares."""
+    check = ChosenGroups()
+    for number in range(1, 5):
+        step(check, number, names)
+
+
+def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
+    config = load(["experiment=quickstart", "algorithm.filter.keep=variance"])
+    groups = [group("a", (1.0, 1.0))]
+    for number in (5, 1):
+        now: Any = SimpleNamespace(
+            run=SimpleNamespace(config=config),
+            monitor=None,
+            step=number,
+            finished=groups,
+            groups=groups,
+        )
+        if number > 1:
+            ChosenGroups().before_update(now)
+            continue
+        with pytest.raises(InvariantError, match="equal rewards"):
+            ChosenGroups().before_update(now)

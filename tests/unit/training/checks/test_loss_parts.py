@@ -73,7 +73,7 @@ def test_minibatch_may_have_no_gradient_if_all_of_it_is_clipped() -> None:
         minibatches=torch.tensor([0, 0, 1, 1, 2]),
         places=torch.arange(5),
         tokens=torch.arange(5),
-        sums=torch.zeros(5, 7),
+        sums=torch.zeros(5, 8),
         second=torch.tensor(second),
     )
     assert [has_gradient(report, index) for index in range(3)] == [False, True, True]

@@ -59,9 +59,9 @@ def test_under_lora_what_has_an_adapter_is_judged():
 
 
 def test_a_frozen_layer_of_the_value_model_names_its_tensors():
-    def judge(*unchanged, **update):
-        figures = {"lr": 1e-5, "grad_norm": 0.5, "discarded_minibatches": 0.0} | update
-        config = load(["experiment=quickstart"])
+    def judge(*unchanged, dtype="float32", **update):
+        figures = {"lr": 1e-6, "grad_norm": 0.5, "discarded_minibatches": 0.0} | update
+        config = load(["experiment=quickstart", f"model.dtype={dtype}"])
         metrics = {f"value/{key}": value for key, value in figures.items()}
         monitor = None
         check_value_changes(config, unchanged, metrics, 3, monitor)
@@ -73,6 +73,7 @@ def test_a_frozen_layer_of_the_value_model_names_its_tensors():
     judge("model.layers.0.mlp.experts.1.up_proj.weight")
     for still in ({"lr": 0.0}, {"grad_norm": 0.0}, {"discarded_minibatches": 2.0}):
         judge(stuck, **still)
+    judge(stuck, dtype="bfloat16")
 
 
 def test_parts_that_a_right_update_leaves_alone():
@@ -87,6 +88,6 @@ def test_parts_that_a_right_update_leaves_alone():
     assert unchanged_parts(DType.float32, [(medium,)])
     assert unchanged_parts(DType.bfloat16, [(medium,)]) == []
     large = Run("model.layers.0.large.weight", 0, 0, (128, 128))
-    assert unchanged_parts(DType.bfloat16, [(large,)], 1e-5)
+    assert unchanged_parts(DType.bfloat16, [(large,)], 2e-5)
     assert unchanged_parts(DType.bfloat16, [(large,)], 1e-6) == []
     assert unchanged_parts(DType.float32, [(large,)], 1e-6)
