@@ -8,7 +8,8 @@ from typing import Any
 from rlmath.config.environments import PYTHON, TOOLS, maker_of
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
-from rlmath.data.prompts import EnvironmentTokenizer
+from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.data.prompts import EnvironmentTokenizer, load_tokenizer
 from rlmath.environments.base import Environment, ToolCall, TurnFormat
 from rlmath.environments.call_parsers import PARSERS, Parser, arguments_in
 from rlmath.environments.chat_format import ChatFormat
@@ -108,6 +109,8 @@ class Chosen:
             return name or "auto"
         from rlmath.engines.tool_parsers import vllm_tool_parser
 
+        if isinstance(tokenizer, LightTokenizer):  # It has less than those parsers need.
+            tokenizer = load_tokenizer(tokenizer.name_or_path)
         parse = vllm_tool_parser(name, tokenizer, self.schemas)
         return lambda text: [ToolCall(called, arguments_in(a)) for called, a in parse(text)] or None
 

@@ -30,8 +30,12 @@ class NeMoGym:
                 "rollout.environment_options.url: give the resources server's address, as "
                 "http://127.0.0.1:8000"
             )
-        # It keeps the cookie of the server's session.
-        self._server = httpx.Client(base_url=options.url, timeout=_TIMEOUT_S, trust_env=False)
+        # It keeps the cookie of the server's session. Reading certificates takes milliseconds, for
+        # each sample.
+        has_tls = options.url.startswith("https")
+        self._server = httpx.Client(
+            base_url=options.url, timeout=_TIMEOUT_S, trust_env=False, verify=has_tls
+        )
         self._row: dict[str, Any] = {}
 
     def reset(self, **row: Any) -> None:
@@ -79,6 +83,6 @@ class NeMoGym:
 
     def _post(self, place: str, body: Any) -> Any:
         reply = self._server.post(place, json=body)
-        if reply.is_error:
-            raise RuntimeError(f"{reply.url}: {reply.status_code}: {reply.text[:500]}")
+        if reply.is_error:  # The address may have a password.
+            raise RuntimeError(f"the server: {place}: {reply.status_code}: {reply.text[:500]}")
         return reply.json()

@@ -45,6 +45,7 @@ class OpenEnv:
             )
         self._options = options
         self._socket: ClientConnection | None = None
+        self._is_closed = False
         self._address = f"{scheme.replace('http', 'ws')}://{rest.rstrip('/')}/ws"
 
     def reset(self, **row: Any) -> str | None:
@@ -57,7 +58,9 @@ class OpenEnv:
                 f"the row has no {', '.join(missing)} (rollout.environment_options.reset_keys); "
                 f"it has: {', '.join(row)}"
             )
-        self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None)
+        self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None).__enter__()
+        if self._is_closed:  # Meanwhile: connecting took longer than a call may.
+            self.close()
         found = self._exchange("reset", {name: row[name] for name in names})
         return self._text_of(found["observation"]) or None
 
@@ -78,7 +81,8 @@ class OpenEnv:
         return self._text_of(found["observation"]), reward, bool(found["done"])
 
     def close(self) -> None:
-        """End it."""
+        """End it, also while another thread connects."""
+        self._is_closed = True
         if self._socket is not None:
             self._socket.close()
 
