@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from rlmath.config.environments import PYTHON, TOOLS, maker_of
@@ -20,6 +21,7 @@ from rlmath.environments.python_tool import PythonTool
 from rlmath.environments.tools import Tool, ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.model.chat import is_instruct
+from rlmath.rewards.sandbox import Limits, get_provider
 
 # Most bytes of an output per token, generous because a tool's result is still cut to tokens.
 BYTES_PER_TOKEN = 16
@@ -69,14 +71,8 @@ class Chosen:
         return self.made_of is not None and self.made_of.replies
 
     def format_of(self, config: Config, tokenizer: Any) -> TurnFormat:
-        """The format of the calls.
-
-        Args:
-            tokenizer: The model's.
-
-        Raises:
-            ConfigError: The model's chat template cannot be used for it.
-        """
+        """The format of the calls. ``tokenizer``: the model's. Raises ConfigError: its chat
+        template cannot be used."""
         rollout, data = self._rollout, config.data
         if rollout.tool_format is ToolFormat.fenced:
             return Fenced(tokenizer, self.schemas, rollout.max_observation_tokens)
@@ -114,18 +110,31 @@ class Chosen:
         parse = vllm_tool_parser(name, tokenizer, self.schemas)
         return lambda text: [ToolCall(called, arguments_in(a)) for called, a in parse(text)] or None
 
-    def environment(self, turn_format: TurnFormat, python: Callable[[], Tool]) -> Environment:
-        """The environment.
-
-        Args:
-            turn_format: Reads the calls of a turn.
-            python: Makes the Python tool.
-        """
-        most, functions = self._rollout.max_calls, self._functions
-        tools = [python() if name == PYTHON else functions[name] for name in self._rollout.tools]
+    def environment(self, turn_format: TurnFormat, parallel: int) -> Environment:
+        """The environment. ``turn_format``: reads the calls of a turn. ``parallel``: number of
+        turns that are answered at once."""
+        most = self._rollout.max_calls
+        tools: list[Tool] = [
+            python_tool(self._rollout, parallel) if name == PYTHON else self._functions[name]
+            for name in self._rollout.tools
+        ]
         if self.made_of is None:
             return ToolEnvironment(turn_format, tools, most)
         return ClassEnvironment(self.made_of, turn_format, tools, most)
+
+
+def python_tool(rollout: RolloutConfig, parallel: int) -> PythonTool:
+    """The Python tool. ``parallel``: number of concurrent calls."""
+    seconds = rollout.call_timeout_s
+    given = {"max_parallel": parallel} if rollout.python_provider == "local" else {}
+    return PythonTool(
+        get_provider(rollout.python_provider, **(given | rollout.python_provider_settings)),
+        Limits(cpu_s=math.ceil(seconds), wall_s=seconds),
+        output_bytes=output_bytes(rollout),
+        session=rollout.python_session,
+        ahead=min(4, parallel),
+        retries=0,  # Episodes are tried again.
+    )
 
 
 def prompt_tokenizer(config: Config, tokenizer: Any) -> Any:
