@@ -33,21 +33,14 @@ def output_bytes(rollout: RolloutConfig) -> int:
 
 
 class Chosen:
-    """The tools and the environment that the settings name. Nothing of the sandbox is started.
-    Raises ConfigError: one does not exist or cannot be used, or two tools have the same name.
-
-    Args:
-        rollout: At least one of them.
-
-    Attributes:
-        made_of: The class of the environment; ``None``: there are tools alone.
-        schemas: The schema of each tool, those of the environment last.
-    """
+    """The tools and the environment that the settings name, at least one of them. Nothing of the
+    sandbox is started. Raises ConfigError: one does not exist or cannot be used, or two tools have
+    the same name."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._rollout = rollout
         self.limits = CallLimits(rollout.call_timeout_s, output_bytes(rollout))
-        self.made_of: UserClass | None = None
+        self.made_of: UserClass | None = None  # None: there are tools alone.
         self._functions = {
             name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), self.limits)
             for name in rollout.tools
@@ -57,6 +50,7 @@ class Chosen:
             make = maker_of(name, rollout.environment_options)
             self.made_of = UserClass(f"rollout.environment={name}", make, self.limits)
         methods = [] if self.made_of is None else self.made_of.methods
+        # The environment's are the last ones.
         self.schemas: list[Mapping[str, Any]] = [
             PythonTool.schema if name == PYTHON else self._functions[name].schema
             for name in rollout.tools

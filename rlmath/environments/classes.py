@@ -49,11 +49,6 @@ class UserClass:
         setting: Where the user named it, for messages.
         make: The class, or a function that makes an instance.
         limits: Limits of calls of its methods.
-
-    Attributes:
-        methods: Methods that are tools.
-        replies: Whether it replies to turns.
-        gives_reward: Whether it knows the reward.
     """
 
     def __init__(self, setting: str, make: Callable[[], Any], limits: CallLimits) -> None:
@@ -68,6 +63,7 @@ class UserClass:
             ) from error
         if not callable(getattr(probe, "reset", None)):
             raise ConfigError(f"{setting}: {type(probe).__name__} has no method reset(**row)")
+        # Whether it replies to turns, and whether it knows the reward.
         self.replies = callable(getattr(probe, "step", None))
         self.gives_reward = self.replies or callable(getattr(probe, "get_reward", None))
         self.methods = [
@@ -143,14 +139,7 @@ class UserClass:
 
 
 class ClassEnvironment(ToolEnvironment):
-    """A user's class as an environment.
-
-    Args:
-        made_of: The class.
-        turn_format: Reads the calls of a turn.
-        tools: Further tools, beside the instance's methods.
-        max_calls: As of :class:`rlmath.environments.tools.ToolEnvironment`.
-    """
+    """A user's class as an environment. ``tools``: further ones, beside the methods."""
 
     def __init__(
         self, made_of: UserClass, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int

@@ -27,13 +27,9 @@ _CHARACTERS_PER_TOKEN = 16
 
 
 class Fenced(TurnFormat):
-    """The format of fenced blocks.
-
-    Args:
-        tokenizer: The model's. Nothing that a tool returns becomes a special token.
-        tools: Schemas of the tools.
-        max_observation_tokens: Longest output of a turn; the middle of a longer one is left out.
-    """
+    """The format of fenced blocks. Nothing that a tool returns becomes a special token. ``tools``:
+    their schemas. ``max_observation_tokens``: longest output of a turn; the middle of a longer one
+    is left out."""
 
     def __init__(
         self, tokenizer: Any, tools: Sequence[Mapping[str, Any]], max_observation_tokens: int

@@ -34,13 +34,9 @@ class CallLimits:
         self._lock = threading.Lock()
 
     def call(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Call a function in a thread, which is abandoned if it does not return in time.
-
-        Raises:
-            TimeoutError: It did not return; an async one is cancelled.
-            InfrastructureError: Too many calls have not returned.
-            BaseException: Raised by the function.
-        """
+        """Call a function in a thread, which is abandoned if it does not return in time. Raises
+        TimeoutError: it did not return (an async one is cancelled); InfrastructureError: too many
+        calls have not; BaseException: raised by the function."""
         if self.abandoned >= MOST_ABANDONED:
             raise InfrastructureError(f"{name}: {self.abandoned} calls have not returned")
         future: Future[Any] = Future()
@@ -68,13 +64,8 @@ class CallLimits:
 
 
 class FunctionTool(Tool, ToolSession):
-    """A function as a tool. Raises ConfigError: it has no types or no documentation.
-
-    Args:
-        setting: Where the user named it, for messages.
-        function: Typed and documented.
-        limits: Limits of its calls.
-    """
+    """A function as a tool. ``setting``: where the user named it, for messages. Raises ConfigError:
+    it has no types or no documentation."""
 
     def __init__(self, setting: str, function: Callable[..., Any], limits: CallLimits) -> None:
         from transformers.utils import get_json_schema
