@@ -39,7 +39,6 @@ class NeMoGym:
         self._row: dict[str, Any] = {}
 
     def reset(self, **row: Any) -> None:
-        """See :mod:`rlmath.environments.classes`."""
         asked = row.get("responses_create_params")
         if not isinstance(asked, dict):
             raise ValueError(
@@ -56,7 +55,6 @@ class NeMoGym:
         self._post("seed_session", row)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         said = {"type": "output_text", "text": text, "annotations": []}
         message = {"type": "message", "id": "msg_0", "role": "assistant", "content": [said]}
         response = {
@@ -78,7 +76,6 @@ class NeMoGym:
         return "", float(found["reward"]), True
 
     def close(self) -> None:
-        """End it."""
         self._server.close()
 
     def _post(self, place: str, body: Any) -> Any:

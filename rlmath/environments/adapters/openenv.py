@@ -49,7 +49,6 @@ class OpenEnv:
         self._address = f"{scheme.replace('http', 'ws')}://{rest.rstrip('/')}/ws"
 
     def reset(self, **row: Any) -> str | None:
-        """See :mod:`rlmath.environments.classes`."""
         from websockets.sync.client import connect
 
         names = [name.strip() for name in self._options.reset_keys.split(",") if name.strip()]
@@ -65,7 +64,6 @@ class OpenEnv:
         return self._text_of(found["observation"]) or None
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         text = text.rpartition("</think>")[2].strip()
         action: Any = {self._options.action_key: text}
         if not self._options.action_key:
