@@ -161,12 +161,15 @@ def test_packages_of_the_environment_are_importable():
         tool.close()
 
 
-def test_a_session_without_the_python_tool_is_refused():
+def test_settings_of_the_python_tool_without_it_are_refused():
     config = load(["experiment=quickstart_tools", "rollout.python_session=true"])
     assert not list(tool_problems(config))
     for changes in ({"tools": ["my_tools.py:search"]}, {"tools": [], "environment": "x.py:Y"}):
+        changes |= {"python_provider": "e2b", "python_provider_settings": {"max_parallel": 3}}
         other = replace(config, rollout=replace(config.rollout, **changes))
-        assert any("rollout.python_session=true" in one for one in tool_problems(other))
+        problems = "".join(tool_problems(other))
+        for key in ("session=true", "provider=e2b", "provider_settings"):
+            assert f"rollout.python_{key}: python is not in" in problems
 
 
 @warm_only
