@@ -183,8 +183,9 @@ class ChatFormat(TurnFormat):
             found = None
         if found != [ToolCall(self._name, {"x": "a"})]:
             raise ConfigError(
-                f"the chat template shows a call as {said!r:.200}, which the parser does not read; "
-                "name vLLM's for it as rollout.tool_parser, or use the fenced format"
+                f"the chat template shows a call as {said!r:.200} (special tokens left out), which "
+                "the parser does not read; name vLLM's for it as rollout.tool_parser, or use the "
+                "fenced format"
             )
 
     def _difference(self, template: str) -> str | None:
