@@ -27,11 +27,6 @@ from rlmath.rewards.sandbox import Limits, get_provider
 BYTES_PER_TOKEN = 16
 
 
-def output_bytes(rollout: RolloutConfig) -> int:
-    """Most bytes of a call's output."""
-    return BYTES_PER_TOKEN * rollout.max_observation_tokens
-
-
 class Chosen:
     """The tools and the environment that the settings name, at least one of them. Nothing of the
     sandbox is started. Raises ConfigError: one does not exist or cannot be used, or two tools have
@@ -39,16 +34,17 @@ class Chosen:
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._rollout = rollout
-        self.limits = CallLimits(rollout.call_timeout_s, output_bytes(rollout))
+        most_bytes = BYTES_PER_TOKEN * rollout.max_observation_tokens
+        limits = CallLimits(rollout.call_timeout_s, most_bytes)
         self.made_of: UserClass | None = None  # None: there are tools alone.
         self._functions = {
-            name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), self.limits)
+            name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), limits)
             for name in rollout.tools
             if name != PYTHON
         }
         if (name := rollout.environment) is not None:
             make = maker_of(name, rollout.environment_options)
-            self.made_of = UserClass(f"rollout.environment={name}", make, self.limits)
+            self.made_of = UserClass(f"rollout.environment={name}", make, limits)
         methods = [] if self.made_of is None else self.made_of.methods
         # The environment's are the last ones.
         self.schemas: list[Mapping[str, Any]] = [
@@ -58,11 +54,6 @@ class Chosen:
         names = [str(one["function"]["name"]) for one in self.schemas]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"rollout.tools: two tools are called {', '.join(twice)}")
-
-    @property
-    def replies(self) -> bool:
-        """Whether the environment replies to turns without calls."""
-        return self.made_of is not None and self.made_of.replies
 
     def format_of(self, config: Config, tokenizer: Any) -> TurnFormat:
         """The format of the calls. ``tokenizer``: the model's. Raises ConfigError: its chat
@@ -84,7 +75,7 @@ class Chosen:
                 tokenizer.chat_template,
                 self.schemas,
                 rollout.max_observation_tokens,
-                replies=self.replies,
+                replies=self.made_of is not None and self.made_of.replies,
                 parser=self._parser(tokenizer),
                 template_date=data.template_date,
                 options=data.template_options,
@@ -124,7 +115,7 @@ def python_tool(rollout: RolloutConfig, parallel: int) -> PythonTool:
     return PythonTool(
         get_provider(rollout.python_provider, **(given | rollout.python_provider_settings)),
         Limits(cpu_s=math.ceil(seconds), wall_s=seconds),
-        output_bytes=output_bytes(rollout),
+        output_bytes=BYTES_PER_TOKEN * rollout.max_observation_tokens,
         session=rollout.python_session,
         ahead=min(4, parallel),
         retries=0,  # Episodes are tried again.
