@@ -26,13 +26,9 @@ TOOLS: Registry[Callable[..., Any], NoTraits] = Registry("rollout.tools", NoTrai
 
 @dataclass(frozen=True)
 class EnvironmentTraits:
-    """Properties that an environment declares.
+    """Properties that an environment declares."""
 
-    Attributes:
-        code_options: Options that name a user's code, whose source files are hashed.
-    """
-
-    code_options: tuple[str, ...] = ()
+    code_options: tuple[str, ...] = ()  # Options that name a user's code, whose files are hashed.
 
 
 ENVIRONMENTS: Registry[Callable[..., Any], EnvironmentTraits] = Registry(
@@ -51,29 +47,16 @@ _REFUSED = {
 
 
 def refuse(name: str, packages: Iterable[str]) -> None:
-    """Refuse an environment that is made of a package which cannot be used.
-
-    Args:
-        name: The environment's.
-        packages: It is of these, or its bases are.
-
-    Raises:
-        ConfigError: One of them cannot be used; the message says why.
-    """
+    """Refuse the environment ``name`` if it, or a base of it, is of a package which cannot be used.
+    Raises ConfigError: the message says why."""
     for package in packages:
         if (why := _REFUSED.get(package)) is not None:
             raise ConfigError(f"rollout.environment={name}: {why}")
 
 
 def maker_of(name: str, given: Mapping[str, Any]) -> Callable[[], Any]:
-    """Makes an instance of the environment called ``name``.
-
-    Args:
-        given: Its options, as in YAML.
-
-    Raises:
-        ConfigError: There is none of that name, or it cannot be used.
-    """
+    """Makes an instance of the environment called ``name``. ``given``: its options, as in YAML.
+    Raises ConfigError: there is none of that name, or it cannot be used."""
     make, options = ENVIRONMENTS.get(name), ENVIRONMENTS.options(name)
     refuse(name, (base.__module__.partition(".")[0] for base in getattr(make, "__mro__", ())))
     return make if options is Options else functools.partial(make, options.of(given))

@@ -75,10 +75,12 @@ def _of_rewards(config: Config) -> Iterator[str]:
 
 
 def option_places(config: Config) -> Iterator[str]:
-    """Places that the options of the environment name, which the driver alone imports."""
+    """Places that the options of the environment and the provider of Python calls name, which the
+    driver alone imports."""
     name, given = config.rollout.environment, config.rollout.environment_options
-    for option in () if name is None else ENVIRONMENTS.traits(name).code_options:
-        place, attribute = split(str(given.get(option, "")))
+    options = () if name is None else ENVIRONMENTS.traits(name).code_options
+    for chosen in (*(str(given.get(one, "")) for one in options), config.rollout.python_provider):
+        place, attribute = split(chosen)
         if attribute:
             yield place
 

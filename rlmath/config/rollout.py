@@ -107,8 +107,8 @@ class RolloutConfig:
     )
     max_observation_tokens: int = setting(
         512,
-        "Longest output of a call, in tokens; the middle of a longer one is left out. Outputs "
-        "count in max_response_tokens.",
+        "Longest output of a turn, in tokens, shared by its calls; the middle of a longer one is "
+        "left out. Outputs count in max_response_tokens.",
         least=64,
         only_with=_TOOLS,
     )

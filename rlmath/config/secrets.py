@@ -11,7 +11,10 @@ _SECRET_KEY = re.compile(
     r"(?:^|[_-])(?:api_?key|key|secret|password|passwd|credentials?|auth|authorization|token|bearer)$",
     re.IGNORECASE,
 )
-_NO_SECRETS = ("prompt_key", "answer_key", "response_key", "id_key")
+_NO_SECRETS = (
+    *("prompt_key", "answer_key", "response_key", "id_key"),
+    *("label_key", "action_key", "observation_key"),  # options of environments
+)
 _URL_WITH_PASSWORD = re.compile(r"(\w+://[^/\s:@]*):[^/\s@]+@")
 
 

@@ -13,7 +13,8 @@ from rlmath.errors import ConfigError
 def vllm_tool_parser(
     name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]
 ) -> Callable[[str], list[tuple[str, Any]]]:
-    """A parser that returns name and arguments of each call of a text.
+    """A parser that returns name and arguments of each call of a text. It raises ValueError: a call
+    cannot be read; the message is for the model.
 
     Args:
         name: As ``vllm serve --tool-call-parser`` takes it.
@@ -24,11 +25,13 @@ def vllm_tool_parser(
         ConfigError: There is none of that name, or the tokenizer has no tokens that it needs.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tokenizers.hf import get_cached_tokenizer
     from vllm.tool_parsers import ToolParserManager
 
     # They log a traceback for each call that they cannot read, and call it text.
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     request = ChatCompletionRequest(messages=[], model="", tools=list(tools))
+    tokenizer = get_cached_tokenizer(tokenizer)  # Each parser asks for the whole vocabulary.
     try:
         parser = ToolParserManager.get_tool_parser(name)
         parser(tokenizer, request.tools)
@@ -36,10 +39,12 @@ def vllm_tool_parser(
         raise ConfigError(f"rollout.tool_parser={name}: {error}") from error
 
     def parse(text: str) -> list[tuple[str, Any]]:
-        # It keeps the state of one text.
-        found = parser(tokenizer, request.tools).extract_tool_calls(text, request)
-        return [
-            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
-        ]
+        try:
+            # It keeps the state of one text.
+            found = parser(tokenizer, request.tools).extract_tool_calls(text, request)
+            calls = [one.function for one in found.tool_calls]
+            return [(call.name, json.loads(call.arguments)) for call in calls]
+        except Exception as error:  # Each parser has its own, for a text that it cannot read.
+            raise ValueError(f"The call cannot be read: {error}.") from error
 
     return parse

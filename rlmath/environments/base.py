@@ -26,74 +26,45 @@ class InfrastructureError(Exception):
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the model wrote.
+    """A call that the model wrote."""
 
-    Attributes:
-        name: The tool; ``python`` for a fenced block.
-        arguments: By parameter name.
-    """
-
-    name: str
-    arguments: dict[str, Any]
+    name: str  # The tool's.
+    arguments: dict[str, Any]  # By parameter name.
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """The result of a call.
+    """The result of a call."""
 
-    Attributes:
-        name: The tool.
-        text: For the model to read, already cut to the limit.
-        status: How the call ended.
-        seconds: Wall time.
-    """
-
-    name: str
-    text: str
+    name: str  # The tool's.
+    text: str  # For the model to read, already cut to the limit.
     status: CallStatus
-    seconds: float = 0.0
+    seconds: float = 0.0  # Wall time.
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The model's words in one turn.
+    """The model's words in one turn."""
 
-    Attributes:
-        number: From 0.
-        token_ids: The turn's tokens, with the stop token if it was sampled.
-        text: The turn without special tokens.
-        calls_before: Calls of earlier turns, where the episode is not given these.
-    """
-
-    number: int
-    token_ids: Sequence[int]
-    text: str
-    calls_before: int = 0
+    number: int  # From 0.
+    token_ids: Sequence[int]  # With the stop token if it was sampled.
+    text: str  # Without special tokens.
+    calls_before: int = 0  # Calls of earlier turns, where the episode is not given these.
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Results that the model reads before its next turn.
+    """Results that the model reads before its next turn."""
 
-    Attributes:
-        results: One for each of the turn's calls, in their order; at least one. Or the
-            environment's reply to a turn without calls.
-        is_reply: They are that.
-    """
-
-    results: tuple[ToolResult, ...]
-    is_reply: bool = False
+    results: tuple[ToolResult, ...]  # One for each of the turn's calls, in their order; or a reply.
+    is_reply: bool = False  # The one result is the environment's reply to a turn without calls.
 
 
 @dataclass(frozen=True)
 class End:
-    """End of the episode.
+    """End of the episode."""
 
-    Attributes:
-        reward: The environment's reward; ``None``: it has none, and the run's rewards decide.
-    """
-
-    reward: float | None = None
+    reward: float | None = None  # The environment's; None: the run's rewards decide.
 
 
 class Episode(ABC):
@@ -101,19 +72,13 @@ class Episode(ABC):
 
     @abstractmethod
     def respond(self, turn: Turn) -> Observation | End:
-        """Answer a turn; may take seconds.
-
-        Raises:
-            InfrastructureError: Nothing is known about the calls. The episode is closed, and the
-                turn given to another a few times; then nothing grades the sample.
-        """
+        """Answer a turn; may take seconds. Raises InfrastructureError: nothing is known about the
+        calls. The episode is closed, and the turn given to another a few times; then nothing grades
+        the sample."""
 
     def reward(self) -> float | None:
         """The reward of the episode so far, when a limit of the sample ends it; may take seconds.
-
-        Raises:
-            InfrastructureError: As :meth:`respond`.
-        """
+        Raises InfrastructureError: as :meth:`respond`."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -121,17 +86,13 @@ class Episode(ABC):
 
 
 class Environment(ABC):
-    """Makes episodes. Thread-safe.
+    """Makes episodes. Thread-safe."""
 
-    Attributes:
-        has_state: Whether an answer depends on earlier turns of the episode. An episode that takes
-            the place of a lost one (after a failure, or in a resumed run) is then given these
-            first, and its answers to them are dropped.
-        gives_reward: Whether :meth:`Episode.reward` is to be asked.
-    """
-
+    # Whether an answer depends on earlier turns of the episode. An episode that takes the place of
+    # a lost one (after a failure, or in a resumed run) is then given these first, and its answers
+    # to them are dropped.
     has_state: bool = True
-    gives_reward: bool = False
+    gives_reward: bool = False  # Whether Episode.reward is to be asked.
 
     @abstractmethod
     def begin(self, problem: Problem, sample: int) -> Episode:
@@ -152,11 +113,8 @@ class TurnFormat(ABC):
 
     @abstractmethod
     def calls(self, text: str) -> Sequence[ToolCall] | None:
-        """The calls of a turn's text; ``None`` if it has none and the model has answered.
-
-        Raises:
-            ValueError: The turn has calls that cannot be read; the message is for the model.
-        """
+        """The calls of a turn's text; ``None`` if it has none and the model has answered. Raises
+        ValueError: the turn has calls that cannot be read; the message is for the model."""
 
     @abstractmethod
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
@@ -169,12 +127,7 @@ class TurnFormat(ABC):
 
 @dataclass(frozen=True)
 class Suffix:
-    """Tokens that follow a turn: glue, observation, glue.
-
-    Attributes:
-        token_ids: All of them.
-        observation: First and last place but one of the observation in them.
-    """
+    """Tokens that follow a turn: glue, observation, glue."""
 
     token_ids: tuple[int, ...]
-    observation: tuple[int, int]
+    observation: tuple[int, int]  # Its first place in them, and the first one after it.

@@ -73,10 +73,7 @@ def arguments_in(found: Any) -> dict[str, Any]:
 
 
 Parser: TypeAlias = Callable[[str], Sequence[ToolCall] | None]
-PARSERS: dict[str, Parser] = {
-    "hermes": hermes,
-    "llama3_json": llama3_json,
-}
+PARSERS: dict[str, Parser] = {"hermes": hermes, "llama3_json": llama3_json}
 
 
 def parser_of(template: str) -> str:

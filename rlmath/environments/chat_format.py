@@ -28,25 +28,17 @@ _THOUGHTS = ("", "<think>\nLet me see.\n</think>\n\n")
 
 
 class ChatFormat(TurnFormat):
-    """The format of a chat template.
+    """The format of a chat template. Raises ConfigError: it cannot be used; the message shows why.
 
     Args:
-        tokenizer: The model's, as transformers has it.
         template: Jinja text.
-        tools: Schemas of the tools.
+        tools: Their schemas.
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
             left out.
         replies: The environment replies to turns without calls, as the user.
-        parser: ``hermes`` (Qwen and others: JSON in ``<tool_call>``), ``llama3_json``, ``auto``:
-            the one whose marks are in the template; or a function.
+        parser: A name of :data:`PARSERS`; ``auto``: the one that the template shows; or a function.
         template_date: Today as YYYY-MM-DD for templates that show it; ``None``: the machine's date.
         options: Further variables of the template, such as ``enable_thinking``.
-
-    Attributes:
-        template: The template in use, which may be patched; for the prompts, too.
-
-    Raises:
-        ConfigError: The template cannot be used; the message shows why.
     """
 
     def __init__(
@@ -78,6 +70,7 @@ class ChatFormat(TurnFormat):
         self._name = str(tools[0]["function"]["name"]) if tools else ""
         # Who may write after a turn.
         self._roles = ["tool"] * bool(tools) + ["user"] * replies
+        # In use, maybe patched; for the prompts, too.
         self.template = self._check_template(template)
         if tools and parser not in PARSERS:
             self._check_parser()
@@ -190,8 +183,9 @@ class ChatFormat(TurnFormat):
             found = None
         if found != [ToolCall(self._name, {"x": "a"})]:
             raise ConfigError(
-                f"the chat template shows a call as {said!r:.200}, which the parser does not read; "
-                "name vLLM's for it as rollout.tool_parser, or use the fenced format"
+                f"the chat template shows a call as {said!r:.200} (special tokens left out), which "
+                "the parser does not read; name vLLM's for it as rollout.tool_parser, or use the "
+                "fenced format"
             )
 
     def _difference(self, template: str) -> str | None:
@@ -234,7 +228,5 @@ class ChatFormat(TurnFormat):
 
 def _common(one: str, other: str) -> int:
     """Length of the common beginning of two texts."""
-    return sum(
-        1
-        for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    )
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return sum(itertools.takewhile(bool, same))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from rlmath.config.environments import PYTHON, TOOLS, maker_of
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
-from rlmath.data.prompts import EnvironmentTokenizer
+from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.data.prompts import EnvironmentTokenizer, load_tokenizer
 from rlmath.environments.base import Environment, ToolCall, TurnFormat
 from rlmath.environments.call_parsers import PARSERS, Parser, arguments_in
 from rlmath.environments.chat_format import ChatFormat
@@ -19,41 +21,32 @@ from rlmath.environments.python_tool import PythonTool
 from rlmath.environments.tools import Tool, ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.model.chat import is_instruct
+from rlmath.rewards.sandbox import Limits, get_provider
 
 # Most bytes of an output per token, generous because a tool's result is still cut to tokens.
 BYTES_PER_TOKEN = 16
 
 
-def output_bytes(rollout: RolloutConfig) -> int:
-    """Most bytes of a call's output."""
-    return BYTES_PER_TOKEN * rollout.max_observation_tokens
-
-
 class Chosen:
-    """The tools and the environment that the settings name. Nothing of the sandbox is started.
-    Raises ConfigError: one does not exist or cannot be used, or two tools have the same name.
-
-    Args:
-        rollout: At least one of them.
-
-    Attributes:
-        made_of: The class of the environment; ``None``: there are tools alone.
-        schemas: The schema of each tool, those of the environment last.
-    """
+    """The tools and the environment that the settings name, at least one of them. Nothing of the
+    sandbox is started. Raises ConfigError: one does not exist or cannot be used, or two tools have
+    the same name."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
         self._rollout = rollout
-        self.limits = CallLimits(rollout.call_timeout_s, output_bytes(rollout))
-        self.made_of: UserClass | None = None
+        most_bytes = BYTES_PER_TOKEN * rollout.max_observation_tokens
+        limits = CallLimits(rollout.call_timeout_s, most_bytes)
+        self.made_of: UserClass | None = None  # None: there are tools alone.
         self._functions = {
-            name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), self.limits)
+            name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), limits)
             for name in rollout.tools
             if name != PYTHON
         }
         if (name := rollout.environment) is not None:
             make = maker_of(name, rollout.environment_options)
-            self.made_of = UserClass(f"rollout.environment={name}", make, self.limits)
+            self.made_of = UserClass(f"rollout.environment={name}", make, limits)
         methods = [] if self.made_of is None else self.made_of.methods
+        # The environment's are the last ones.
         self.schemas: list[Mapping[str, Any]] = [
             PythonTool.schema if name == PYTHON else self._functions[name].schema
             for name in rollout.tools
@@ -62,20 +55,9 @@ class Chosen:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"rollout.tools: two tools are called {', '.join(twice)}")
 
-    @property
-    def replies(self) -> bool:
-        """Whether the environment replies to turns without calls."""
-        return self.made_of is not None and self.made_of.replies
-
     def format_of(self, config: Config, tokenizer: Any) -> TurnFormat:
-        """The format of the calls.
-
-        Args:
-            tokenizer: The model's.
-
-        Raises:
-            ConfigError: The model's chat template cannot be used for it.
-        """
+        """The format of the calls. ``tokenizer``: the model's. Raises ConfigError: its chat
+        template cannot be used."""
         rollout, data = self._rollout, config.data
         if rollout.tool_format is ToolFormat.fenced:
             return Fenced(tokenizer, self.schemas, rollout.max_observation_tokens)
@@ -93,7 +75,7 @@ class Chosen:
                 tokenizer.chat_template,
                 self.schemas,
                 rollout.max_observation_tokens,
-                replies=self.replies,
+                replies=self.made_of is not None and self.made_of.replies,
                 parser=self._parser(tokenizer),
                 template_date=data.template_date,
                 options=data.template_options,
@@ -108,21 +90,36 @@ class Chosen:
             return name or "auto"
         from rlmath.engines.tool_parsers import vllm_tool_parser
 
+        if isinstance(tokenizer, LightTokenizer):  # It has less than those parsers need.
+            tokenizer = load_tokenizer(tokenizer.name_or_path)
         parse = vllm_tool_parser(name, tokenizer, self.schemas)
         return lambda text: [ToolCall(called, arguments_in(a)) for called, a in parse(text)] or None
 
-    def environment(self, turn_format: TurnFormat, python: Callable[[], Tool]) -> Environment:
-        """The environment.
-
-        Args:
-            turn_format: Reads the calls of a turn.
-            python: Makes the Python tool.
-        """
-        most, functions = self._rollout.max_calls, self._functions
-        tools = [python() if name == PYTHON else functions[name] for name in self._rollout.tools]
+    def environment(self, turn_format: TurnFormat, parallel: int) -> Environment:
+        """The environment. ``turn_format``: reads the calls of a turn. ``parallel``: number of
+        turns that are answered at once."""
+        most = self._rollout.max_calls
+        tools: list[Tool] = [
+            python_tool(self._rollout, parallel) if name == PYTHON else self._functions[name]
+            for name in self._rollout.tools
+        ]
         if self.made_of is None:
             return ToolEnvironment(turn_format, tools, most)
         return ClassEnvironment(self.made_of, turn_format, tools, most)
+
+
+def python_tool(rollout: RolloutConfig, parallel: int) -> PythonTool:
+    """The Python tool. ``parallel``: number of concurrent calls."""
+    seconds = rollout.call_timeout_s
+    given = {"max_parallel": parallel} if rollout.python_provider == "local" else {}
+    return PythonTool(
+        get_provider(rollout.python_provider, **(given | rollout.python_provider_settings)),
+        Limits(cpu_s=math.ceil(seconds), wall_s=seconds),
+        output_bytes=BYTES_PER_TOKEN * rollout.max_observation_tokens,
+        session=rollout.python_session,
+        ahead=min(4, parallel),
+        retries=0,  # Episodes are tried again.
+    )
 
 
 def prompt_tokenizer(config: Config, tokenizer: Any) -> Any:

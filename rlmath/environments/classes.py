@@ -18,7 +18,6 @@ from typing import Any
 from rlmath.data.prompts import OPENING_GLUE
 from rlmath.environments.base import (
     End,
-    Environment,
     Episode,
     InfrastructureError,
     Observation,
@@ -28,7 +27,7 @@ from rlmath.environments.base import (
 )
 from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.environments.text import cut_bytes
-from rlmath.environments.tools import Tool, ToolEpisode, ToolSession
+from rlmath.environments.tools import Tool, ToolEnvironment, ToolEpisode, ToolSession
 from rlmath.errors import ConfigError
 from rlmath.rewards.columns import own_copy
 from rlmath.types import Problem
@@ -50,11 +49,6 @@ class UserClass:
         setting: Where the user named it, for messages.
         make: The class, or a function that makes an instance.
         limits: Limits of calls of its methods.
-
-    Attributes:
-        methods: Methods that are tools.
-        replies: Whether it replies to turns.
-        gives_reward: Whether it knows the reward.
     """
 
     def __init__(self, setting: str, make: Callable[[], Any], limits: CallLimits) -> None:
@@ -69,6 +63,7 @@ class UserClass:
             ) from error
         if not callable(getattr(probe, "reset", None)):
             raise ConfigError(f"{setting}: {type(probe).__name__} has no method reset(**row)")
+        # Whether it replies to turns, and whether it knows the reward.
         self.replies = callable(getattr(probe, "step", None))
         self.gives_reward = self.replies or callable(getattr(probe, "get_reward", None))
         self.methods = [
@@ -143,21 +138,14 @@ class UserClass:
             self.call("close", instance.close)
 
 
-class ClassEnvironment(Environment):
-    """A user's class as an environment.
-
-    Args:
-        made_of: The class.
-        turn_format: Reads the calls of a turn.
-        tools: Further tools, beside the instance's methods.
-        max_calls: As of :class:`rlmath.environments.tools.ToolEnvironment`.
-    """
+class ClassEnvironment(ToolEnvironment):
+    """A user's class as an environment. ``tools``: further ones, beside the methods."""
 
     def __init__(
         self, made_of: UserClass, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int
     ) -> None:
-        self._class, self._format, self._tools = made_of, turn_format, tuple(tools)
-        self._max_calls, self.gives_reward = max_calls, made_of.gives_reward
+        super().__init__(turn_format, tools, max_calls)
+        self._class, self.has_state, self.gives_reward = made_of, True, made_of.gives_reward
         # Closing an instance may take its time: sampling does not wait for it.
         self._threads = DaemonThreads(_CLOSING, "closing")
         self._closing: set[Future[None]] = set()
@@ -174,10 +162,10 @@ class ClassEnvironment(Environment):
             )
         sessions = {tool.name: tool.begin() for tool in self._tools}
         sessions |= {one.name: one.bind(instance) for one in self._class.methods}
-        given = (self._class, instance, self._format, sessions, self._max_calls)
-        return _ClassEpisode(*given, self._close_instance)
+        return _ClassEpisode(self, instance, sessions)
 
-    def _close_instance(self, instance: Any) -> None:
+    def close_instance(self, instance: Any) -> None:
+        """Close an instance, without waiting for it."""
         if not hasattr(instance, "close"):
             return
         try:
@@ -191,25 +179,17 @@ class ClassEnvironment(Environment):
     def close(self) -> None:
         wait(list(self._closing), self._class.limits.timeout_s)
         self._threads.close()
-        for tool in self._tools:
-            tool.close()
+        super().close()
 
 
 class _ClassEpisode(ToolEpisode):
     def __init__(
-        self,
-        made_of: UserClass,
-        instance: Any,
-        turn_format: TurnFormat,
-        sessions: Mapping[str, ToolSession],
-        max_calls: int,
-        close: Callable[[Any], None],
+        self, own: ClassEnvironment, instance: Any, sessions: Mapping[str, ToolSession]
     ) -> None:
-        super().__init__(turn_format, sessions, max_calls)
-        self._class, self._instance = made_of, instance
-        self._close, self._to_close = close, [instance]
-        # Reward of the steps so far.
-        self._total = 0.0
+        super().__init__(own._format, sessions, own._max_calls)
+        self._class, self._instance = own._class, instance
+        self._close, self._to_close = own.close_instance, [instance]
+        self._total = 0.0  # reward of the steps so far
 
     def answer(self, turn: Turn) -> Observation | End:
         if not self._class.replies:

@@ -27,13 +27,9 @@ _CHARACTERS_PER_TOKEN = 16
 
 
 class Fenced(TurnFormat):
-    """The format of fenced blocks.
-
-    Args:
-        tokenizer: The model's. Nothing that a tool returns becomes a special token.
-        tools: Schemas of the tools.
-        max_observation_tokens: Longest output of a turn; the middle of a longer one is left out.
-    """
+    """The format of fenced blocks. Nothing that a tool returns becomes a special token. ``tools``:
+    their schemas. ``max_observation_tokens``: longest output of a turn; the middle of a longer one
+    is left out."""
 
     def __init__(
         self, tokenizer: Any, tools: Sequence[Mapping[str, Any]], max_observation_tokens: int
@@ -66,17 +62,16 @@ class Fenced(TurnFormat):
         return [ToolCall(name, arguments_in(body) if parameter is None else {parameter: body})]
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
-        before = self._encode(("" if turn_text.endswith("\n") else "\n") + "```output\n")
-        shown = self._shorten("\n".join(result.text.rstrip("\n") for result in results))
-        after = self._encode("\n```\n")
-        tokens = (*before, *shown, *after)
-        return Suffix(tokens, (len(before), len(before) + len(shown)))
+        text = "\n".join(result.text.rstrip("\n") for result in results)
+        return self._after_turn(turn_text, "```output\n", text, "\n```\n")
 
     def reply(self, turn_text: str, text: str) -> Suffix:
-        before = self._encode("" if turn_text.endswith("\n") else "\n")
-        shown, after = self._shorten(text.rstrip("\n")), self._encode("\n")
-        tokens = (*before, *shown, *after)
-        return Suffix(tokens, (len(before), len(before) + len(shown)))
+        return self._after_turn(turn_text, "", text.rstrip("\n"), "\n")
+
+    def _after_turn(self, turn_text: str, opening: str, text: str, closing: str) -> Suffix:
+        before = self._encode(("" if turn_text.endswith("\n") else "\n") + opening)
+        shown = [*before, *self._shorten(text)]
+        return Suffix((*shown, *self._encode(closing)), (len(before), len(shown)))
 
     def _shorten(self, text: str) -> list[int]:
         """The tokens of a text; of a long one, those of its ends around a note."""

@@ -5,6 +5,7 @@ Google-style docstring. Their schema is that of ``transformers.utils.get_json_sc
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import threading
 import time
@@ -33,13 +34,9 @@ class CallLimits:
         self._lock = threading.Lock()
 
     def call(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Call a function in a thread, which is abandoned if it does not return in time.
-
-        Raises:
-            TimeoutError: It did not return; an async one is cancelled.
-            InfrastructureError: Too many calls have not returned.
-            BaseException: Raised by the function.
-        """
+        """Call a function in a thread, which is abandoned if it does not return in time. Raises
+        TimeoutError: it did not return (an async one is cancelled); InfrastructureError: too many
+        calls have not; BaseException: raised by the function."""
         if self.abandoned >= MOST_ABANDONED:
             raise InfrastructureError(f"{name}: {self.abandoned} calls have not returned")
         future: Future[Any] = Future()
@@ -67,13 +64,8 @@ class CallLimits:
 
 
 class FunctionTool(Tool, ToolSession):
-    """A function as a tool. Raises ConfigError: it has no types or no documentation.
-
-    Args:
-        setting: Where the user named it, for messages.
-        function: Typed and documented.
-        limits: Limits of its calls.
-    """
+    """A function as a tool. ``setting``: where the user named it, for messages. Raises ConfigError:
+    it has no types or no documentation."""
 
     def __init__(self, setting: str, function: Callable[..., Any], limits: CallLimits) -> None:
         from transformers.utils import get_json_schema
@@ -97,20 +89,19 @@ class FunctionTool(Tool, ToolSession):
 
     def bind(self, instance: Any) -> ToolSession:
         """The tool as a method of an instance."""
-        return _Method(self, getattr(instance, self.name))
+        found = copy.copy(self)
+        found._function = getattr(instance, self.name)
+        return found
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        return self.call_as(self._function, arguments)
-
-    def call_as(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a function that has this tool's schema."""
         begun = time.monotonic()
         status: CallStatus = "error"
         try:
             # The validator itself fails on arguments that are nested a thousand deep.
             wrong = next(self._check.iter_errors(dict(arguments)), None)
             if wrong is None:
-                text = _text(self._limits.call(self.name, function, arguments))
+                value = self._limits.call(self.name, self._function, arguments)
+                text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
                 status = "ok"
             else:
                 where = wrong.json_path.removeprefix("$").removeprefix(".") or "arguments"
@@ -130,14 +121,6 @@ class FunctionTool(Tool, ToolSession):
         return ToolResult(self.name, cut, status, seconds)
 
 
-class _Method(ToolSession):
-    def __init__(self, tool: FunctionTool, method: Callable[..., Any]) -> None:
-        self._tool, self._method = tool, method
-
-    def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        return self._tool.call_as(self._method, arguments)
-
-
 def _with_nullable(schema: Any) -> Any:
     """Replace ``nullable``, which JSON Schema does not have, by a type ``null``."""
     if isinstance(schema, list):
@@ -146,7 +129,3 @@ def _with_nullable(schema: Any) -> Any:
         return schema
     inner = {name: _with_nullable(one) for name, one in schema.items() if one is not True}
     return {"anyOf": [inner, {"type": "null"}]} if schema.get("nullable") is True else inner
-
-
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -32,17 +32,11 @@ class ToolSession(ABC):
 
 
 class Tool(ABC):
-    """A tool. Thread-safe.
-
-    Attributes:
-        name: By which the model calls it.
-        schema: Name, description and parameters, as chat templates take them.
-        has_state: Whether a result depends on the sample's earlier calls.
-    """
+    """A tool. Thread-safe."""
 
     name: str
-    schema: Mapping[str, Any]
-    has_state: bool = False
+    schema: Mapping[str, Any]  # Name, description and parameters, as chat templates take them.
+    has_state: bool = False  # Whether a result depends on the sample's earlier calls.
 
     @abstractmethod
     def begin(self) -> ToolSession:
@@ -53,13 +47,8 @@ class Tool(ABC):
 
 
 class ToolEnvironment(Environment):
-    """Calls the tools that a turn asks for; a turn without calls is the end.
-
-    Args:
-        turn_format: Reads the calls of a turn.
-        tools: At least one, with different names.
-        max_calls: Calls of a sample; further ones are refused.
-    """
+    """Calls the tools that a turn asks for; a turn without calls is the end. ``turn_format``: reads
+    the calls of a turn. ``max_calls``: calls of a sample; further ones are refused."""
 
     def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
         self._format, self._tools, self._max_calls = turn_format, tuple(tools), max_calls

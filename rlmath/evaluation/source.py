@@ -14,6 +14,7 @@ from typing import Any
 from rlmath.checks.inputs import contents, reward_files
 from rlmath.config.plugins import option_places
 from rlmath.config.schema import Config
+from rlmath.config.secrets import without_secrets
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
 from rlmath.plugins.loading import receive, sources
@@ -55,9 +56,9 @@ def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
 
 
 def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
-    """Everything that determines the samples of a benchmark and their grades."""
+    """Everything that determines the samples of a benchmark and their grades, without secrets."""
     settings = json.loads(json.dumps(dataclasses.asdict(held_out.benchmark), default=str))
-    return {
+    found: dict[str, Any] = {
         "weights": _files(Path(config.model.path)),
         "dtype": config.model.dtype.value,
         "problems_sha256": _problems_sha256(held_out.problems),
@@ -65,7 +66,11 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
         "reward": json.loads(json.dumps(dataclasses.asdict(config.reward), default=str)),
         "reward_files": contents(reward_files(config)),
         "seed": config.runner.seed,
-    } | ({"tools": tool_settings(config)} if held_out.benchmark.tools else {})
+    }
+    if held_out.benchmark.tools:
+        found["tools"] = tool_settings(config)
+    shown: dict[str, Any] = without_secrets(found)
+    return shown
 
 
 def tool_settings(config: Config) -> dict[str, Any]:

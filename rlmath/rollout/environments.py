@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 from rlmath.config.rollout import has_turns
-from rlmath.config.schema import Config, RolloutConfig
+from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
-from rlmath.environments.chosen import Chosen, output_bytes
-from rlmath.environments.python_tool import PythonTool
-from rlmath.rewards.sandbox import Limits, get_provider
-from rlmath.rollout.episodes import EpisodeLimits, Episodes
+from rlmath.environments.chosen import Chosen
+from rlmath.rollout.episodes import Episodes
 
 
 def episodes_of(config: Config) -> Episodes | None:
@@ -24,23 +21,10 @@ def episodes_of(config: Config) -> Episodes | None:
     turn_format = chosen.format_of(config, tokenizer)
     parallel = rollout.parallel_calls or os.cpu_count() or 1
     return Episodes(
-        chosen.environment(turn_format, lambda: _python(rollout, parallel)),
+        chosen.environment(turn_format, parallel),
         turn_format,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        EpisodeLimits(rollout.max_turns, rollout.tools_timeout_s),
-        parallel,
-    )
-
-
-def _python(rollout: RolloutConfig, parallel: int) -> PythonTool:
-    seconds = rollout.call_timeout_s
-    limits = Limits(cpu_s=math.ceil(seconds), wall_s=seconds)
-    given = {"max_parallel": parallel} if rollout.python_provider == "local" else {}
-    return PythonTool(
-        get_provider(rollout.python_provider, **(given | rollout.python_provider_settings)),
-        limits,
-        output_bytes=output_bytes(rollout),
-        session=rollout.python_session,
-        ahead=min(4, parallel),
-        retries=0,  # Episodes are tried again.
+        max_turns=rollout.max_turns,
+        wall_s=rollout.tools_timeout_s,
+        parallel=parallel,
     )

@@ -71,16 +71,6 @@ class _Asked:
         return self.request.begun
 
 
-@dataclass(frozen=True)
-class EpisodeLimits:
-    """Limits of a sample."""
-
-    max_turns: int  # The model's turns; a sample whose last one still calls a tool is truncated.
-    # Seconds that all answers to a sample may take together; then it is truncated, and the call is
-    # left behind.
-    wall_s: float
-
-
 class Episodes:
     """Episodes of all running samples. One thread calls its methods.
 
@@ -88,7 +78,9 @@ class Episodes:
         environment: Answers turns; closed by :meth:`close`.
         turn_format: How answers become tokens.
         decode: Text of tokens, without special ones.
-        limits: Limits of each sample.
+        max_turns: The model's turns; a sample whose last one still calls a tool is truncated.
+        wall_s: Seconds that all answers to a sample may take together; then it is truncated, and
+            the call is left behind.
         parallel: Number of turns that are answered at once.
     """
 
@@ -97,11 +89,13 @@ class Episodes:
         environment: Environment,
         turn_format: TurnFormat,
         decode: Callable[[Sequence[int]], str],
-        limits: EpisodeLimits,
+        *,
+        max_turns: int,
+        wall_s: float,
         parallel: int,
     ) -> None:
         self._environment, self._format, self._decode = environment, turn_format, decode
-        self._limits = limits
+        self._max_turns, self._wall_s = max_turns, wall_s
         self._threads = DaemonThreads(parallel, "environment")
         self._done: queue.SimpleQueue[tuple[_Asked, Sample]] = queue.SimpleQueue()
         self._stays: dict[_Key, _Stay] = {}
@@ -202,7 +196,7 @@ class Episodes:
             since_s = asked.since_s  # Its thread may change it at any time.
             if since_s is None:
                 continue
-            if now_s - since_s + asked.stay.spent_s > self._limits.wall_s:
+            if now_s - since_s + asked.stay.spent_s > self._wall_s:
                 self._leave(key)
                 asked.is_late = True
                 self._threads.add_one()  # That thread may never come back.
@@ -265,7 +259,7 @@ class Episodes:
         else:
             suffix = self._format.suffix(last, results)
         sample = _extend(begun, suffix)
-        if len(turns) >= self._limits.max_turns or len(sample.token_ids) >= max_tokens:
+        if len(turns) >= self._max_turns or len(sample.token_ids) >= max_tokens:
             assert stay.episode is not None
             reward = stay.episode.reward()
             return replace(begun, finish_reason="length", environment_reward=reward)

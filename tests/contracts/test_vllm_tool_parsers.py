@@ -1,11 +1,15 @@
 """vLLM's parsers read a finished text without a server, and why two formats have rlmath's."""
 
 import pytest
+from vllm.tool_parsers import ToolParserManager
 
+from rlmath.config.load import load
+from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.engines.tool_parsers import vllm_tool_parser
 from rlmath.environments.base import ToolCall
 from rlmath.environments.call_parsers import hermes
 from rlmath.environments.chat_format import ChatFormat
+from rlmath.environments.chosen import Chosen
 from rlmath.errors import ConfigError
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from tests.unit.environments.test_chat_format import QWEN25, SCHEMA
@@ -44,6 +48,27 @@ def test_a_template_with_xml_is_read_by_vllms_parser(tokenizer):
     assert made.calls("The answer is 3.") is None
     with pytest.raises(ConfigError, match="does not read"):
         ChatFormat(tokenizer, QWEN25, [SCHEMA], 100, parser=calls)
+
+
+def test_checks_which_have_less_of_a_tokenizer_find_vllms_parser(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    given = ["tools=[python]", "tool_format=chat", "tool_parser=qwen3_coder"]
+    config = load(["model.path=m", "runner.run_dir=r", *(f"rollout.{one}" for one in given)])
+    parse = Chosen(config.rollout)._parser(LightTokenizer(tmp_path))
+    call = "<function=python>\n<parameter=code>\n1\n</parameter>\n</function>\n"
+    assert parse(f"<tool_call>\n{call}</tool_call>") == [ToolCall("python", {"code": "1"})]
+
+
+def test_a_parser_that_fails_is_an_error_that_the_model_reads(tokenizer, monkeypatch):
+    class Fails:
+        def __init__(self, *given): ...
+
+        def extract_tool_calls(self, *given):
+            raise KeyError("name")
+
+    monkeypatch.setattr(ToolParserManager, "get_tool_parser", lambda name: Fails)
+    with pytest.raises(ValueError, match="cannot be read"):
+        vllm_tool_parser("own", tokenizer, [SCHEMA])("<tool_call>")
 
 
 def test_a_parser_that_is_not_there_is_refused(tokenizer):

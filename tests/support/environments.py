@@ -12,7 +12,7 @@ from rlmath.environments.base import (
     ToolResult,
     TurnFormat,
 )
-from rlmath.rollout.episodes import EpisodeLimits, Episodes
+from rlmath.rollout.episodes import Episodes
 
 
 class Letters(TurnFormat):
@@ -87,5 +87,5 @@ def make_episodes(environment, turn_format, *, max_turns=1000, wall_s=60.0, para
     def decode(ids):
         return "".join(chr(one) for one in ids)
 
-    limits = EpisodeLimits(max_turns, wall_s)
-    return Episodes(environment, turn_format, decode, limits, parallel)
+    given = (environment, turn_format, decode)
+    return Episodes(*given, max_turns=max_turns, wall_s=wall_s, parallel=parallel)

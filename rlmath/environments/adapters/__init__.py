@@ -1,1 +1,2 @@
-"""Environments of other packages, a file each; see docs/tools.md."""
+"""Environments of other packages, a file each, with the methods that
+:mod:`rlmath.environments.classes` calls; see docs/tools.md."""

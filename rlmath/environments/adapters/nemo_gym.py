@@ -30,12 +30,15 @@ class NeMoGym:
                 "rollout.environment_options.url: give the resources server's address, as "
                 "http://127.0.0.1:8000"
             )
-        # It keeps the cookie of the server's session.
-        self._server = httpx.Client(base_url=options.url, timeout=_TIMEOUT_S, trust_env=False)
+        # It keeps the cookie of the server's session. Reading certificates takes milliseconds, for
+        # each sample.
+        has_tls = options.url.startswith("https")
+        self._server = httpx.Client(
+            base_url=options.url, timeout=_TIMEOUT_S, trust_env=False, verify=has_tls
+        )
         self._row: dict[str, Any] = {}
 
     def reset(self, **row: Any) -> None:
-        """See :mod:`rlmath.environments.classes`."""
         asked = row.get("responses_create_params")
         if not isinstance(asked, dict):
             raise ValueError(
@@ -52,7 +55,6 @@ class NeMoGym:
         self._post("seed_session", row)
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         said = {"type": "output_text", "text": text, "annotations": []}
         message = {"type": "message", "id": "msg_0", "role": "assistant", "content": [said]}
         response = {
@@ -74,11 +76,10 @@ class NeMoGym:
         return "", float(found["reward"]), True
 
     def close(self) -> None:
-        """End it."""
         self._server.close()
 
     def _post(self, place: str, body: Any) -> Any:
         reply = self._server.post(place, json=body)
-        if reply.is_error:
-            raise RuntimeError(f"{reply.url}: {reply.status_code}: {reply.text[:500]}")
+        if reply.is_error:  # The address may have a password.
+            raise RuntimeError(f"the server: {place}: {reply.status_code}: {reply.text[:500]}")
         return reply.json()

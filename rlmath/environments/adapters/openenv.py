@@ -45,10 +45,10 @@ class OpenEnv:
             )
         self._options = options
         self._socket: ClientConnection | None = None
+        self._is_closed = False
         self._address = f"{scheme.replace('http', 'ws')}://{rest.rstrip('/')}/ws"
 
     def reset(self, **row: Any) -> str | None:
-        """See :mod:`rlmath.environments.classes`."""
         from websockets.sync.client import connect
 
         names = [name.strip() for name in self._options.reset_keys.split(",") if name.strip()]
@@ -57,12 +57,13 @@ class OpenEnv:
                 f"the row has no {', '.join(missing)} (rollout.environment_options.reset_keys); "
                 f"it has: {', '.join(row)}"
             )
-        self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None)
+        self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None).__enter__()
+        if self._is_closed:  # Meanwhile: connecting took longer than a call may.
+            self.close()
         found = self._exchange("reset", {name: row[name] for name in names})
         return self._text_of(found["observation"]) or None
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         text = text.rpartition("</think>")[2].strip()
         action: Any = {self._options.action_key: text}
         if not self._options.action_key:
@@ -78,7 +79,8 @@ class OpenEnv:
         return self._text_of(found["observation"]), reward, bool(found["done"])
 
     def close(self) -> None:
-        """End it."""
+        """End it, also while another thread connects."""
+        self._is_closed = True
         if self._socket is not None:
             self._socket.close()
 

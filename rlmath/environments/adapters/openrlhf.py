@@ -36,7 +36,6 @@ class OpenRLHFAgent:
         self._label: Any = None
 
     async def reset(self, **row: Any) -> str | None:
-        """See :mod:`rlmath.environments.classes`."""
         key = self._options.label_key
         if key not in row:
             raise ValueError(
@@ -50,7 +49,6 @@ class OpenRLHFAgent:
         return added_text(prompt, self._said)
 
     async def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         states = {
             "observation_text": self._said,
             "action_text": text,

@@ -26,7 +26,6 @@ class SkyRLGym:
         self._env: Any = None
 
     def reset(self, **row: Any) -> str | None:
-        """See :mod:`rlmath.environments.classes`."""
         import skyrl_gym
 
         options = self._options
@@ -38,7 +37,6 @@ class SkyRLGym:
         return added_text(prompt, str(messages[0]["content"]))
 
     def step(self, text: str) -> tuple[str, float, bool]:
-        """See :mod:`rlmath.environments.classes`."""
         found = self._env.step(text)
         if found.get("postprocessed_action") not in (None, text):
             raise ValueError(
@@ -49,6 +47,5 @@ class SkyRLGym:
         return said, float(found["reward"]), bool(found["done"])
 
     def close(self) -> None:
-        """End it."""
         if self._env is not None:
             self._env.close()

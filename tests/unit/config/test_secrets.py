@@ -36,6 +36,7 @@ def test_secrets_are_hidden_and_other_settings_are_not(tmp_path):
 
 def test_without_secrets_changes_nothing_else():
     value = {"lr": 1e-3, "list": [1, None, True, "a: b"], "monkey": "x", "max_prompt_tokens": 5}
+    value |= dict.fromkeys(("action_key", "observation_key", "label_key"), "x")
     assert without_secrets(value) == value
 
 

@@ -206,6 +206,31 @@ def test_an_address_and_fields_of_openenv():
         play(openenv("http://127.0.0.1:1"), {"prompt": "Play.", "answer": 5})
 
 
+def test_a_connection_to_openenv_that_is_made_too_late_is_closed(monkeypatch):
+    class Late:
+        is_closed = False
+
+        def __enter__(self):
+            return self
+
+        def close(self):
+            self.is_closed = True
+
+        def send(self, text):
+            raise OSError("it is closed")
+
+    late, environment = Late(), openenv("http://127.0.0.1:1")()
+
+    def connect(*given, **named):
+        environment.close()
+        return late
+
+    monkeypatch.setattr("websockets.sync.client.connect", connect)
+    with pytest.raises(OSError, match="it is closed"):
+        environment.reset(answer=5)
+    assert late.is_closed
+
+
 NEMO_GYM = """
 import sys, uvicorn
 from unittest.mock import MagicMock
@@ -271,8 +296,10 @@ def test_tasks_of_nemo_gym(words):
         assert one("It is 5.") == (None, [1.0]) and one("It is 6.") == (None, [0.0])
         with pytest.raises(InfrastructureError, match="could not grade"):
             one("?")
-        with pytest.raises(InfrastructureError, match="verify: 500"):
-            one("!")
+        secret = NeMoGymOptions(url=options.url.replace("//", "//me:pass@"))
+        with pytest.raises(InfrastructureError, match="verify: 500") as failed:
+            play(lambda: NeMoGym(secret), row, "!")
+        assert "pass" not in str(failed.value)
         with pytest.raises(ConfigError, match="the row lists tools"):
             one("5", row | {"responses_create_params": {"tools": [{"name": "f"}]}})
         with pytest.raises(ConfigError, match="no responses_create_params"):

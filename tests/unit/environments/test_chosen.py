@@ -75,6 +75,13 @@ def test_functions_of_a_file_are_tools(file):
     assert list(config.plugin_hashes) == [str(file)]
 
 
+def test_the_source_of_a_provider_of_python_calls_is_hashed(tmp_path, monkeypatch):
+    (tmp_path / "my_provider.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = config_of("python", more=["rollout.python_provider=my_provider:Mine"])
+    assert list(config.plugin_hashes) == ["my_provider.py"]
+
+
 @pytest.mark.parametrize(
     ("tools", "part"),
     [

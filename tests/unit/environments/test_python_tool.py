@@ -14,13 +14,13 @@ from rlmath.checks.tools import tool_problems
 from rlmath.config.load import load
 from rlmath.engines.requests import Request
 from rlmath.environments.base import InfrastructureError, ToolCall
+from rlmath.environments.chosen import python_tool
 from rlmath.environments.python_tool import PythonTool
 from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, ProviderError
 from rlmath.rewards.sandbox.local import LocalProvider
-from rlmath.rollout.environments import _python
 from rlmath.rollout.episodes import awaiting
 from rlmath.types import Problem
 from tests.support.environments import Letters, make_episodes
@@ -161,12 +161,15 @@ def test_packages_of_the_environment_are_importable():
         tool.close()
 
 
-def test_a_session_without_the_python_tool_is_refused():
+def test_settings_of_the_python_tool_without_it_are_refused():
     config = load(["experiment=quickstart_tools", "rollout.python_session=true"])
     assert not list(tool_problems(config))
     for changes in ({"tools": ["my_tools.py:search"]}, {"tools": [], "environment": "x.py:Y"}):
+        changes |= {"python_provider": "e2b", "python_provider_settings": {"max_parallel": 3}}
         other = replace(config, rollout=replace(config.rollout, **changes))
-        assert any("rollout.python_session=true" in one for one in tool_problems(other))
+        problems = "".join(tool_problems(other))
+        for key in ("session=true", "provider=e2b", "provider_settings"):
+            assert f"rollout.python_{key}: python is not in" in problems
 
 
 @warm_only
@@ -406,7 +409,7 @@ def test_calls_run_with_the_provider_that_the_settings_name():
             ]
         )
         assert list(tool_problems(config)) == []
-        with contextlib.closing(_python(config.rollout, 2)) as tool:
+        with contextlib.closing(python_tool(config.rollout, 2)) as tool:
             found = tool.run("print(2)\n6 * 7")
             assert (found.status, found.text) == ("ok", "2\n42\n")
             assert tool.run("1 / 0").status == "error"

@@ -152,6 +152,15 @@ def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):
     assert sources[0] != sources[1]
 
 
+def test_the_identity_of_an_evaluation_has_no_secrets():
+    secret = "rollout.python_provider_settings.api_key=sk-1"
+    paths = "data.eval_paths=[hub:org/set:main:test]"
+    config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]", secret, paths])
+    (benchmark,) = benchmarks_of(config)
+    found = json.dumps(about(config, HeldOut(benchmark, ())))
+    assert "api_key" in found and "sk-1" not in found
+
+
 def test_benchmark_sampling_settings():
     overrides = ["model=tiny", "runner.run_dir=r", "eval.samples=3", "eval.top_p=0.5"]
     own = (
