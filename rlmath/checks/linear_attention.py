@@ -75,7 +75,7 @@ def linear_attention_problems(config: Config, model: ModelSpec, layout: Layout) 
     yield from linear_layout_problems(model, layout.tensor_parallel, layout.context_parallel)
     if model.linear is not None and config.actor.fp8.value != "none":
         yield (
-            f"actor.fp8={config.actor.fp8.value}: linear attention multiplies its state, token by "
-            "token, by the exponential of rows of the matrix that its queries come from; an error "
-            "of 8 bits would grow with the sequence; use actor.fp8=none"
+            f"actor.fp8={config.actor.fp8.value}: linear attention takes the decay of its state "
+            "from the matrix that its queries come from, and has not been compared with that in "
+            "FP8; use actor.fp8=none"
         )

@@ -242,7 +242,6 @@ class ModelSpec:
             sizes |= {
                 "delta_conv": delta.conv_channels,
                 "delta_conv_gate": delta.conv_channels + delta.value_width,
-                "delta_key": delta.key_width,
                 "delta_value": delta.value_width,
                 "delta_heads": delta.value_heads,
                 "delta_two_heads": 2 * delta.value_heads,
