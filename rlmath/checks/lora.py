@@ -104,7 +104,7 @@ def _merged_base_errors(model: Path, adapters: Path) -> Iterator[str]:
 def _stages(config: Config, model: ModelSpec, adapters: Lora) -> Iterator[str]:
     """Each chunk of the model has an adapter. Layers differ in their matrices where some have
     experts or linear attention."""
-    lora, actor = config.actor.lora, config.actor
+    actor = config.actor
     adapted = {layer for _, layer in adapted_entries(model, adapters)}
     layout = Layout(
         pipeline_parallel=actor.pipeline_parallel,

@@ -27,7 +27,7 @@ def takes_packs(x: Tensor) -> bool:
 
 @functools.cache
 def _has_kernels() -> bool:
-    # The module is there since 0.6. Before 0.5, value heads shared no key heads, and nothing said so.
+    # The module is there since 0.6. Before 0.5 value heads could not share key heads.
     found = find_spec("fla") and find_spec("fla.modules.causal_conv1d")
     if not found:
         warnings.warn(

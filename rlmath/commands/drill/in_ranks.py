@@ -114,8 +114,7 @@ def send_old_weights(worker: Any) -> None:
 def swap_k_and_v(worker: Any) -> None:
     """K and v are swapped in the sync."""
     spec = worker.actor.spec
-    # Rows of a group: its queries, their gates, key and value; of latent attention, a head's key and
-    # value.
+    # Rows of a group: its queries and their gates, key, value; of latent attention, a head's two.
     gates = 2 if spec.family.gated_attention else 1
     per_group, width = gates * spec.heads // spec.kv_heads + 2, spec.head_dim
     if spec.latent is not None:
