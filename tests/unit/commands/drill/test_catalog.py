@@ -111,6 +111,8 @@ def test_faults_that_a_configuration_cannot_have(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["DeepSeek-V3"]))
     latent = load(["experiment=quickstart", f"model.path={tmp_path}"])
     assert str(prefixes.missing(latent)).startswith("latent attention")
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen3.5-9B"]))
+    assert str(prefixes.missing(latent)).startswith("linear attention")
     unmerged = load(["experiment=quickstart", "actor.lora.rank=4", "actor.lora.rollout=unmerged"])
     without = {fault.name for fault in FAULTS if "unmerged" in str(fault.missing(unmerged))}
     assert without == {"swapped_k_v", "prefix_cache"}
