@@ -40,7 +40,7 @@ from rlmath.model.chat import has_chat_template
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
 from rlmath.model.lora import adapter_parameters
-from rlmath.model.published import hub_address
+from rlmath.model.published import hub_address, hub_refusal
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.utils.sizes import in_words
 
@@ -54,8 +54,10 @@ def model_folder(config: Config) -> Iterator[str]:
     yield from vllm_pattern(
         *(("runner.run_dir", config.runner.run_dir) if own else ("model.path", path))
     )
-    if is_hub_model(path):
-        return  # Looked at when it has been downloaded.
+    if is_hub_model(path):  # Its files are looked at when they have been downloaded.
+        if (refused := hub_refusal(path)) is not None:
+            yield f"model.path={path}: {refused}"
+        return
     if path != TINY and not Path(path).is_dir():
         left = unfilled_part(path)
         what = f"no such folder; {_where_from(config)}"
@@ -100,7 +102,9 @@ def _where_from(config: Config) -> str:
         return "run bash launchers/quickstart.sh, or the run's own launcher, which makes it"
     known = hub_address(path.name)
     if known is not None:
-        local = shlex.quote(str(path))
+        local, refused = shlex.quote(str(path)), hub_refusal(known)
+        if refused is not None:
+            return f"{known} is on the hub, but {refused}"
         return f"fetch it with hf download {known} --local-dir {local}, or give model.path={known}"
     return (
         "give a Hugging Face folder, or a model of the hub as ORGANIZATION/NAME, which is "

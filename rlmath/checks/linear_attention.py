@@ -17,6 +17,8 @@ CPU_CONV_WIDTH = 4
 
 def linear_engine_problems(config: Config, model: ModelSpec, device: Device) -> Iterator[str]:
     """Settings of engines, and shapes that vLLM's CPU kernels lack."""
+    if device is Device.cpu:
+        yield from cpu_kernel_problems("model", model, config.model.dtype)
     if model.linear is None:
         return
     if keeps_kv(config.rollout):
@@ -29,28 +31,33 @@ def linear_engine_problems(config: Config, model: ModelSpec, device: Device) -> 
             "rollout.kv_cache_dtype=fp8: caches of models with linear attention have not been "
             "compared in FP8; use auto"
         )
-    if device is Device.cuda:
-        return
-    if config.actor.routing_replay is RoutingReplay.engine:
+    if device is Device.cpu and config.actor.routing_replay is RoutingReplay.engine:
         yield (
             "actor.routing_replay=engine: CPU engines keep routes by a token's place in the KV "
             "cache, and with linear attention a token has several; use old_log_probs"
         )
-    if config.model.dtype is not DType.bfloat16:
+
+
+def cpu_kernel_problems(part: str, model: ModelSpec, dtype: DType) -> Iterator[str]:
+    """Types and widths that vLLM's CPU kernels of linear attention lack. ``part``: ``model`` or
+    ``teacher``, whose settings are named."""
+    one = model.linear
+    if one is None:
+        return
+    if dtype is not DType.bfloat16:
         yield (
-            f"model.dtype={config.model.dtype.value}: vLLM's CPU kernels of linear attention "
+            f"{part}.dtype={dtype.value}: vLLM's CPU kernels of linear attention "
             "compute in bfloat16 only; use bfloat16"
         )
-    one = model.linear
     if one.key_head_dim != one.value_head_dim or one.key_head_dim not in CPU_HEAD_DIMS:
         yield (
-            f"model.path: heads of linear attention are {one.key_head_dim} (keys) and "
+            f"{part}.path: heads of linear attention are {one.key_head_dim} (keys) and "
             f"{one.value_head_dim} (values) wide; vLLM's CPU kernels take equal widths of "
             f"{' or '.join(map(str, CPU_HEAD_DIMS))}"
         )
     if one.conv_width != CPU_CONV_WIDTH:
         yield (
-            f"model.path: linear_conv_kernel_dim={one.conv_width}: vLLM's CPU kernels take only "
+            f"{part}.path: linear_conv_kernel_dim={one.conv_width}: vLLM's CPU kernels take only "
             f"{CPU_CONV_WIDTH}"
         )
 
@@ -75,7 +82,7 @@ def linear_attention_problems(config: Config, model: ModelSpec, layout: Layout) 
     yield from linear_layout_problems(model, layout.tensor_parallel, layout.context_parallel)
     if model.linear is not None and config.actor.fp8.value != "none":
         yield (
-            f"actor.fp8={config.actor.fp8.value}: linear attention multiplies its state, token by "
-            "token, by the exponential of rows of the matrix that its queries come from; an error "
-            "of 8 bits would grow with the sequence; use actor.fp8=none"
+            f"actor.fp8={config.actor.fp8.value}: linear attention takes the decay of its state "
+            "from the matrix that its queries come from, and has not been compared with that in "
+            "FP8; use actor.fp8=none"
         )

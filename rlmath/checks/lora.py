@@ -9,7 +9,14 @@ from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.lora import ALL_TARGETS, VLLM_RANKS, adapter_parameters, model_targets
+from rlmath.model.lora import (
+    ALL_TARGETS,
+    VLLM_RANKS,
+    Lora,
+    adapted_entries,
+    adapter_parameters,
+    model_targets,
+)
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 from rlmath.utils.close_names import did_you_mean
@@ -63,9 +70,9 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
         )
     if unknown or beyond or [] in (lora.targets, lora.layers):
         return
-    yield from _stages(config, model)
     adapters = adapters_of(lora, model, config.runner.seed)
     assert adapters is not None
+    yield from _stages(config, model, adapters)
     trained, parameters = adapter_parameters(model, adapters), model.num_parameters
     if trained >= parameters:
         yield (
@@ -94,10 +101,11 @@ def _merged_base_errors(model: Path, adapters: Path) -> Iterator[str]:
         )
 
 
-def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
-    lora, actor = config.actor.lora, config.actor
-    if lora.layers is None:
-        return
+def _stages(config: Config, model: ModelSpec, adapters: Lora) -> Iterator[str]:
+    """Each chunk of the model has an adapter. Layers differ in their matrices where some have
+    experts or linear attention."""
+    actor = config.actor
+    adapted = {layer for _, layer in adapted_entries(model, adapters)}
     layout = Layout(
         pipeline_parallel=actor.pipeline_parallel,
         pipeline_layers=tuple(actor.pipeline_layers or ()),
@@ -109,12 +117,13 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
         return  # rlmath/checks/layout.py reports it.
     for stage, chunks in enumerate(chunks_of_stages):
         for chunk in chunks:
-            if any(layer in chunk for layer in lora.layers):
+            if not adapted.isdisjoint(chunk):
                 continue
             yield (
-                f"actor.lora.layers={lora.layers}: pipeline stage {stage} has layers "
-                f"{chunk[0]} to {chunk[-1]}, none of which has an adapter, and nothing to train; "
-                "add one of them, or use fewer stages (actor.pipeline_parallel)"
+                f"actor.lora.targets={','.join(adapters.targets)}: pipeline stage {stage} has "
+                f"layers {chunk[0]} to {chunk[-1]}, none of which has an adapter, and nothing to "
+                "train; add targets, add one of them to actor.lora.layers, or use fewer stages "
+                "(actor.pipeline_parallel)"
             )
 
 

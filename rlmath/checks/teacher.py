@@ -8,9 +8,10 @@ from pathlib import Path
 
 from rlmath.checks.files import vllm_pattern
 from rlmath.checks.layout import cpu_cache_problem, cpu_heads_problem, tensor_parallel_problems
+from rlmath.checks.linear_attention import cpu_kernel_problems
 from rlmath.checks.weight_files import folder_problems
 from rlmath.config.arithmetic import teacher_sequence_tokens
-from rlmath.config.schema import Config, Device
+from rlmath.config.schema import Config, Device, DType
 from rlmath.config.settings import by_key, value_of, value_text
 from rlmath.config.teacher import ENGINE_SETTINGS
 from rlmath.errors import ModelError, UserError
@@ -114,7 +115,9 @@ def _sizes(config: Config, model: ModelSpec, device: Device) -> Iterator[str]:
             f"{model.max_positions - prompt - 1} or less, or another teacher"
         )
     if device is Device.cpu:
-        value_bytes = 4 if (teacher.dtype or config.model.dtype).name == "float32" else 2
+        dtype = teacher.dtype or config.model.dtype
+        value_bytes = 4 if dtype is DType.float32 else 2
+        yield from cpu_kernel_problems("teacher", model, dtype)
         yield from cpu_heads_problem("teacher.path", model)
         yield from cpu_cache_problem(
             "teacher.cpu_kv_cache_gib",

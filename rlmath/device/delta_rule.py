@@ -27,14 +27,15 @@ def takes_packs(x: Tensor) -> bool:
 
 @functools.cache
 def _has_kernels() -> bool:
-    found = find_spec("fla") is not None
+    # The module is there since 0.6. Before 0.5 value heads could not share key heads.
+    found = find_spec("fla") and find_spec("fla.modules.causal_conv1d")
     if not found:
         warnings.warn(
             "linear attention is computed by torch's operators, which are slower and need more "
-            "memory than its kernels; pip install flash-linear-attention",
+            "memory than its kernels; pip install 'flash-linear-attention>=0.6'",
             stacklevel=2,
         )
-    return found
+    return bool(found)
 
 
 def causal_convolution(x: Tensor, weight: Tensor, ends: Tensor | None = None) -> Tensor:

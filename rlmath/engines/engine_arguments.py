@@ -38,6 +38,8 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         dtype=spec.dtype,
         quantization=None if spec.quantization is Quantization.none else FP8,
         kv_cache_dtype=spec.kv_cache_dtype.value,
+        # States of linear attention are in float32 in the actor.
+        mamba_ssm_cache_dtype="float32",
         tensor_parallel_size=spec.tensor_parallel,
         # vLLM's own worker processes: Ray's would need bundles that Ray places.
         distributed_executor_backend="uni" if spec.tensor_parallel == 1 else "mp",
@@ -86,8 +88,6 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_num_batched_tokens": min(spec.max_batched_tokens, most_tokens),
         "enforce_eager": spec.enforce_eager,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
-        # States of linear attention are in float32 in the actor. CPU engines have no other.
-        "mamba_ssm_cache_dtype": "float32",
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "async_scheduling": spec.async_scheduling,
         "scheduler_cls": ASYNC_SCHEDULER if spec.short_steps and spec.async_scheduling else None,

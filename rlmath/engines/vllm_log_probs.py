@@ -96,6 +96,7 @@ def _main(folder: str, request: str, answer: str) -> None:
         model=folder,
         dtype=asked["dtype"],
         max_model_len=asked["longest"],
+        mamba_ssm_cache_dtype="float32",
         enforce_eager=True,
         # A cached prefix has no log-probs.
         enable_prefix_caching=False,

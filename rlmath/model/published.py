@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlmath.errors import ModelError, UserError
-from rlmath.model.families import family_of
+from rlmath.model.families import REFUSED, family_of
 from rlmath.model.spec import ModelSpec, model_spec
 
 # Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions, from each
@@ -315,3 +315,11 @@ def hub_address(name: str) -> str | None:
     key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
     by = next((one for start, one in _ORGANIZATIONS.items() if short.startswith(start)), None)
     return None if key is None or by is None else f"{by}/{key}"
+
+
+def hub_refusal(name: str) -> str | None:
+    """Why a published model is not supported as the hub has it, where its text model is; ``None``:
+    it is, or the model is unknown."""
+    spec = published_spec(name)
+    text = "" if spec is None else spec.architecture
+    return REFUSED.get(text.replace("ForCausalLM", "ForConditionalGeneration"))

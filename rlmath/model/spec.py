@@ -242,7 +242,6 @@ class ModelSpec:
             sizes |= {
                 "delta_conv": delta.conv_channels,
                 "delta_conv_gate": delta.conv_channels + delta.value_width,
-                "delta_key": delta.key_width,
                 "delta_value": delta.value_width,
                 "delta_heads": delta.value_heads,
                 "delta_two_heads": 2 * delta.value_heads,
@@ -371,6 +370,8 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     experts = fields.whole(key) if family.moe else 0
     if family.sigmoid_router:
         _refuse_other_routers(fields, family)
+    if family.gated_attention:
+        _refuse_other_gates(fields)
     latent = _latent(fields) if family.latent else None
     linear_layers = _linear_layers(fields, layers) if family.linear_attention else ()
     if experts and fields.whole("num_experts_per_tok") == 1 and fields.flag("norm_topk_prob"):
@@ -497,6 +498,22 @@ def _linear(fields: Fields) -> LinearAttention:
             f"linear_num_key_heads={one.key_heads}"
         )
     return one
+
+
+def _refuse_other_gates(fields: Fields) -> None:
+    """Refuse options that vLLM reads and transformers' models do not have."""
+    usual = {
+        "attn_output_gate": (None, True),
+        "output_gate_type": (None, "silu", "swish"),
+        "layer_scale": (None, False),
+        "qkv_bias": (None, False),
+    }
+    for key, values in usual.items():
+        if fields.given.get(key) not in values:
+            raise ModelError(
+                f"{key} is {fields.given[key]!r}: vLLM reads it, and transformers and the actor "
+                f"compute with {values[1]!r}; models of this kind are not supported"
+            )
 
 
 def _refuse_other_routers(fields: Fields, family: Family) -> None:

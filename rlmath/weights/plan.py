@@ -192,12 +192,11 @@ def _loads(
     for tensor in entry.hf:
         name = tensor.name.format(layer=layer, expert=expert)
         for rank in range(engine.tensor_parallel):
-            run = _engine_run(entry, tensor.dims, name, rank, spec, engine, expert)
-            if run is not None:
+            for run in _engine_runs(entry, tensor.dims, name, rank, spec, engine, expert):
                 yield _operation(name, rank, run, sizes, dtype)
 
 
-def _engine_run(
+def _engine_runs(
     entry: Entry,
     dims: Sequence[str],
     name: str,
@@ -205,29 +204,43 @@ def _engine_run(
     spec: ModelSpec,
     engine: Layout,
     expert: int | None,
-) -> tuple[int, int, int] | None:
-    """(dim, start, length) that an engine rank keeps; ``None``: nothing."""
+) -> list[tuple[int, int, int]]:
+    """(dim, start, length) that an engine rank keeps; empty: nothing."""
     rows, tp = spec.size(dims[0]), engine.tensor_parallel
     if expert is not None and engine.expert_parallel > 1:
         held = share("experts", spec.experts, engine.expert_parallel)
-        return (0, 0, rows) if expert // held == rank else None
+        return [(0, 0, rows)] if expert // held == rank else []
     if entry.rule is Rule.replicated:
-        return (0, 0, rows)
+        return [(0, 0, rows)]
     if entry.rule is Rule.vocabulary:
         padded = padded_vocab_size(rows, 1, math.lcm(ENGINE_VOCAB_MULTIPLE, tp))
         run = padded // tp
         length = min(run, rows - rank * run)
-        return (0, rank * run, length) if length > 0 else None
-    if entry.rule is Rule.column and (len(dims) == 1 or dims[0] not in _OF_HEADS):
+        return [(0, rank * run, length)] if length > 0 else []
+    of_heads = dims[0] in _OF_HEADS and len(dims) > 1
+    if entry.rule is Rule.column and not of_heads and dims[0] != "delta_heads":
         # A norm over all heads, or a latent projection: complete on every engine rank.
-        return (0, 0, rows)
+        return [(0, 0, rows)]
+    if dims[0] == "delta_conv":
+        return _engine_channels(name, rank, spec, tp)
     if dims[0] == "key_value":
-        return _engine_key_value(name, rank, spec, tp)
+        return [_engine_key_value(name, rank, spec, tp)]
     if dims[0] in _OF_HEADS:
         share(f"{name}: query heads", spec.heads, tp)
     dim = 1 if entry.rule is Rule.row else 0
     run = share(f"{name}: {dims[dim]}", spec.size(dims[dim]), tp)
-    return (dim, rank * run, run)
+    return [(dim, rank * run, run)]
+
+
+def _engine_channels(name: str, rank: int, spec: ModelSpec, tp: int) -> list[tuple[int, int, int]]:
+    """A rank's queries, keys and values of linear attention."""
+    assert spec.linear is not None
+    runs, begin = [], 0
+    for width in (spec.linear.key_width, spec.linear.key_width, spec.linear.value_width):
+        run = share(f"{name}: heads of linear attention", width, tp)
+        runs.append((0, begin + rank * run, run))
+        begin += width
+    return runs
 
 
 def _engine_key_value(name: str, rank: int, spec: ModelSpec, tp: int) -> tuple[int, int, int]:

@@ -4,6 +4,7 @@ there. A test that fails here says that a refused model may be supported now."""
 import pytest
 import torch
 
+from rlmath.checks.weight_files import weights_misfit
 from rlmath.model.spec import read_model_spec
 from tests.support.models import make_config
 
@@ -89,6 +90,7 @@ def test_text_model_of_a_qwen3_5_loads_without_the_vision_part(tmp_path):
     text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype="auto")
     text.save_pretrained(tmp_path / "text")
     assert read_model_spec(tmp_path / "text").architecture == "Qwen3_5ForCausalLM", REFUSED
+    assert weights_misfit(tmp_path / "text") is None
     of_text, of_whole = text.state_dict(), whole.state_dict()
     for name, tensor in of_text.items():
         long = name.replace("model.", "model.language_model.", 1)

@@ -213,7 +213,7 @@ OFF = {
     # Megatron-LM#7452, #3672: the scale of auxiliary losses depends on the layout.
     "moe_router_load_balancing_type": "none",
     "moe_z_loss_coeff": None,
-    # Megatron-LM#7452: attention sinks, gated delta net.
+    # Megatron-LM#7452: attention sinks, Megatron's own gated delta net.
     "softmax_type": "vanilla",
     "experimental_attention_variant": None,
     # Megatron-Bridge#5634.

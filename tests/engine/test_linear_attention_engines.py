@@ -32,8 +32,8 @@ SIZES = SMALL | {
     "linear_value_head_dim": 64,
 }
 MOE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
-# Shorter than a chunk of the kernel, and longer; the first two are sampled in one group.
-LENGTHS = (20, 150)
+# Shorter than the convolution, than a chunk of the kernel, and longer.
+LENGTHS = (2, 20, 150)
 
 
 class InBfloat16(Reference):

@@ -14,7 +14,7 @@ from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
 from rlmath.engines.worker_state import inverse_frequencies
 from rlmath.errors import ModelError
-from rlmath.model.spec import read_model_spec
+from rlmath.model.spec import ModelSpec, read_model_spec
 
 _KEPT = "_kept_by_drill"
 TEMPERATURE = 1.25
@@ -172,11 +172,11 @@ def other_prompt(engine: Any) -> None:
     with_requests(engine, lambda one: {"prompt_token_ids": one.prompt_token_ids[1:]})
 
 
-def is_latent(model: str) -> bool:
+def spec_of(model: str) -> ModelSpec | None:
     try:
-        return read_model_spec(model).latent is not None
+        return read_model_spec(model)
     except ModelError:
-        return False  # There is none yet.
+        return None  # There is none yet.
 
 
 def _no_prefix_cache(config: Config) -> str | None:
@@ -186,9 +186,12 @@ def _no_prefix_cache(config: Config) -> str | None:
         return "rollout.kv=keep: the prefix cache outlives a weight sync"
     if config.actor.lora.rollout is LoraRollout.unmerged:
         return "actor.lora.rollout=unmerged: a prefix's hash has the weights version in it"
-    if is_latent(config.model.path):
-        # A drill is on a CPU.
+    spec = spec_of(config.model.path)
+    # A drill is on a CPU.
+    if spec is not None and spec.latent is not None:
         return "latent attention: vLLM has no prefix cache for it on a CPU"
+    if spec is not None and spec.linear is not None:
+        return "linear attention: CPU engines keep no prefixes"
     return None
 
 

@@ -114,13 +114,14 @@ def send_old_weights(worker: Any) -> None:
 def swap_k_and_v(worker: Any) -> None:
     """K and v are swapped in the sync."""
     spec = worker.actor.spec
-    # Rows of a group: its queries, key and value; of latent attention, a head's key and value.
-    per_group, width = spec.heads // spec.kv_heads + 2, spec.head_dim
+    # Rows of a group: its queries and their gates, key, value; of latent attention, a head's two.
+    gates = 2 if spec.family.gated_attention else 1
+    per_group, width = gates * spec.heads // spec.kv_heads + 2, spec.head_dim
     if spec.latent is not None:
         per_group, width = 2, spec.latent.content_dim
     named = worker.actor.module.named_parameters()
+    # A stage may have linear attention alone.
     parameters = [p for name, p in named if _has_k_and_v(name)]
-    assert parameters, "no rank has a matrix of key and value"
 
     def swap(one: Any) -> Any:
         groups = one.detach().view(-1, per_group, width, *one.shape[1:])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene, scene_fault
-from rlmath.commands.drill.in_engines import is_latent
+from rlmath.commands.drill.in_engines import spec_of
 from rlmath.commands.drill.in_ranks import plant_in_ranks, replace
 from rlmath.commands.drill.in_update import begin_the_schedule_again, lose_the_moments
 from rlmath.config.schema import Config
@@ -39,7 +39,8 @@ def _restore_nothing(worker: Any, name: str) -> None:
 
 
 def _no_k(config: Config) -> str | None:
-    if is_latent(config.model.path):
+    spec = spec_of(config.model.path)
+    if spec is not None and spec.latent is not None:
         return "latent attention: there is no k_proj"
     return None
 
@@ -84,7 +85,8 @@ def export_wrong(scene: Scene) -> Iterator[None]:
     scene.run.actor.save_hf(folder)
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
-        for name in [n for n in tensors if n.endswith("layers.0.self_attn.k_proj.weight")]:
+        # Of a model with linear attention, few layers have one.
+        for name in [n for n in tensors if n.endswith(".self_attn.k_proj.weight")][:1]:
             other = name.replace("k_proj", "v_proj")
             tensors[name], tensors[other] = tensors[other].clone(), tensors[name].clone()
         save_file(tensors, file, metadata={"format": "pt"})

@@ -27,6 +27,7 @@ from rlmath.commands.plan.fp8 import (
     saved_input_bytes,
 )
 from rlmath.model.families import QkNorm
+from rlmath.model.lora import DELTA_TARGETS
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import LinearAttention, ModelSpec, padded_vocab_size
 
@@ -57,7 +58,7 @@ def layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) ->
     values; the output. Returns the mean over the stage's layers, or the model's, without what
     ``actor.recompute_modules`` drops.
     """
-    parts, moe = _module_bytes(spec, actor), _moe_share(spec, actor.layout, stage)
+    parts, moe = _module_bytes(spec, actor, stage), _moe_share(spec, actor.layout, stage)
     dropped = sum(_share(moe, name) * parts[name] for name in actor.recompute_modules)
     return whole_layer_bytes(spec, actor, stage) - dropped
 
@@ -74,7 +75,9 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
         attention += 2 * query
     if spec.linear is not None:
         linear = _linear_share(spec, actor.layout, stage)
-        attention = (1 - linear) * attention + linear * _linear_widths(spec.linear)
+        # The first matrix's output, and the last one's input.
+        matrices = spec.linear.conv_channels + 2 * spec.linear.value_width
+        attention = (1 - linear) * attention + linear * matrices
     gathered, rotated = 0, spec.head_dim
     if spec.latent is not None:
         one = spec.latent
@@ -83,7 +86,8 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
         attention += one.kv_rank if _keeps_input(actor, "kv_b_proj") else 0
         gathered, rotated = one.query_rank + one.kv_rank + one.rotary_dim, one.rotary_dim
     widths: float = 4 * spec.hidden + attention
-    if not _keeps_input(actor, "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"):
+    first = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", *DELTA_TARGETS[:-1])
+    if not _keeps_input(actor, *first):
         widths -= spec.hidden
     if not _keeps_input(actor, "gate_proj", "up_proj"):
         widths -= spec.hidden * _share(moe, "mlp")
@@ -92,7 +96,7 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
     own = (saved_input_bytes(actor) - 2) * spec.hidden
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
     rotation = 10 * rotated if actor.layers == "local" else 0
-    parts = _module_bytes(spec, actor)
+    parts = _module_bytes(spec, actor, stage)
     modules = sum(_share(moe, name) * parts[name] for name in ("core_attn", "mlp", "moe"))
     if _norm_is_within(actor):
         # Counted with the feed-forward.
@@ -100,12 +104,11 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
     return (2 * widths + own) / actor.layout.tensor_parallel + 2 * gathered + rotation + modules
 
 
-def _linear_widths(linear: LinearAttention) -> int:
-    """Elements of a token that a gated delta net keeps: its first matrix's output, the
-    convolution's, the rule's, the normalized one, and a row of the triangular system per head
+def _delta_width(linear: LinearAttention) -> int:
+    """Elements of a token that a gated delta net keeps between its matrices: outputs of the
+    convolution and of the rule, and a row of the triangular system per head
     (``chunk_gated_delta_rule`` of flash-linear-attention, which computes the states again)."""
-    given = 2 * linear.conv_channels + linear.value_width
-    return given + 2 * linear.value_width + DELTA_CHUNK * linear.value_heads
+    return linear.conv_channels + linear.value_width + DELTA_CHUNK * linear.value_heads
 
 
 def _keeps_input(actor: ActorShape, *targets: str) -> bool:
@@ -139,7 +142,7 @@ def _share(moe: float, module: str) -> float:
     return {"core_attn": 1.0, "mlp": 1 - moe, "moe": moe, "shared_experts": moe}[module]
 
 
-def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
+def _module_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) -> dict[str, float]:
     """Bytes that a layer keeps of each recomputable module, per token, beside the module's
     input."""
     layout = actor.layout
@@ -150,6 +153,9 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
     if actor.layers == "local" and cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
         attention += 2 * (2 * query + 2 * cp * key)
+    if spec.linear is not None:
+        linear = _linear_share(spec, layout, stage)
+        attention = (1 - linear) * attention + linear * 2 * _delta_width(spec.linear)
     # Gate and up, and their product, which the next matrix takes.
     saved = saved_input_bytes(actor)
     products = 4 + (saved if _keeps_input(actor, "down_proj") else 0)
@@ -289,8 +295,9 @@ def backward_bytes(
     matrix = 2 * spec.hidden * width / tp if local and trains else 0.0
     hidden = 2 * spec.hidden
     # The recomputed tensors of the last layer exist twice.
-    parts = _module_bytes(spec, actor)
-    modules = [one for one in actor.recompute_modules if one != "core_attn" and _share(moe, one)]
+    parts = _module_bytes(spec, actor, stage)
+    small = () if spec.linear is not None else ("core_attn",)
+    modules = [one for one in actor.recompute_modules if one not in small and _share(moe, one)]
     again = max((parts[name] for name in modules), default=0)
     quantized = gradient_copy_bytes(actor, width)
     begin = {

@@ -183,10 +183,12 @@ def parameters_of_rank(spec: ModelSpec, layout: Layout, stage: int) -> int:
     matrices = (len(layers) - linear) * attention_matrices(spec)
     matrices += (len(layers) - moe) * feed_forward_matrices(spec)
     matrices += moe * shared_expert_matrices(spec)
-    alike = (len(layers) - linear) * layer_norms(spec) + moe * router_parameters(spec)
+    alike = moe * router_parameters(spec)
     if linear:
         matrices += linear * linear_matrices(spec)
         alike += linear * layer_norms(spec, linear=True)
+    if linear < len(layers):
+        alike += (len(layers) - linear) * layer_norms(spec)
     tables = 1 if first and last and spec.tied else int(first) + int(last)
     return matrices // tp + alike + tables * table + (spec.hidden if last else 0)
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from rlmath.checks.files import model_folder
 from rlmath.checks.layout import tensor_parallel_problems
 from rlmath.checks.linear_attention import linear_attention_problems
 from rlmath.checks.precision import batch_invariant_model
@@ -56,3 +57,16 @@ def test_tensor_ranks_get_whole_heads_of_linear_attention() -> None:
 def test_prompts_are_not_shared_where_a_state_passes_through_them() -> None:
     assert "linear attention" in (sharing_problem(SPEC, "cpu", 1) or "")
     assert not shares_prompts(SharePrompts.auto, SPEC, "cpu", 1)
+
+
+def test_models_with_images_are_refused_before_they_are_fetched() -> None:
+    config = Config()
+    for path, says in (
+        ("Qwen/Qwen3.5-9B", "it has an image encoder; save its text model"),
+        ("models/Qwen3.5-9B", "Qwen/Qwen3.5-9B is on the hub, but it has an image encoder"),
+    ):
+        config.model.path = path
+        (message,) = model_folder(config)
+        assert says in message
+    config.model.path = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+    assert not list(model_folder(config))

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from rlmath.checks import teacher
 from rlmath.checks.layout import cpu_cache_problem
 from rlmath.checks.linear_attention import linear_engine_problems, linear_layout_problems
 from rlmath.config.load import load
-from rlmath.config.schema import Device
+from rlmath.config.schema import Device, DType
 from rlmath.model.published import published_spec
 from rlmath.model.spec import ModelSpec
 
@@ -42,6 +43,24 @@ def test_cpu_engines_take_what_their_kernels_have() -> None:
     narrow, short = problems(spec=dataclasses.replace(SPEC, linear=odd))
     assert "96 (keys) and 128 (values)" in narrow and "64 or 128" in narrow
     assert "linear_conv_kernel_dim=3" in short
+
+
+def test_a_teachers_engines_need_the_same() -> None:
+    """Of Qwen3.5-9B, beside a policy in float32."""
+    config = load(
+        [
+            "model.path=m",
+            "data.train_paths=[d]",
+            "runner.run_dir=r",
+            "model.dtype=float32",
+            "teacher.path=t",
+            "teacher.cpu_kv_cache_gib=9",
+        ]
+    )
+    (problem,) = teacher._sizes(config, SPEC, Device.cpu)
+    assert problem.startswith("teacher.dtype=float32") and "use bfloat16" in problem
+    config.teacher.dtype = DType.bfloat16
+    assert list(teacher._sizes(config, SPEC, Device.cpu)) == []
 
 
 @pytest.mark.parametrize("device", Device)

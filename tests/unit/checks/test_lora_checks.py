@@ -20,7 +20,7 @@ from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
 from rlmath.model.families import FAMILIES
 from rlmath.model.lora import ATTENTION_TARGETS, TARGETS, Lora, adapter_shapes, adapts_experts
-from rlmath.model.published import KNOWN
+from rlmath.model.published import KNOWN, published_spec
 from rlmath.model.spec import model_spec
 from rlmath.weights.peft_folder import CONFIG_FILE, write_adapters
 
@@ -104,6 +104,19 @@ def test_each_stage_has_an_adapter():
     assert "stage 1" in message and "14 to 27" in message
     made.actor.pipeline_layers = [1, 27]
     assert not problems(made)
+
+
+def test_each_chunk_of_a_hybrid_model_has_an_adapter():
+    """Its layers 3, 7, 11 ... alone have queries."""
+    hybrid = published_spec("Qwen3.5-9B")
+    made = config(targets=["q_proj"])
+    made.actor.pipeline_parallel = 8
+    assert not list(lora_model(made, hybrid))
+    made.actor.virtual_stages = 2
+    found = list(lora_model(made, hybrid))
+    assert len(found) == 8 and "actor.lora.targets=q_proj: pipeline stage 0" in found[0]
+    (message,) = lora_model(config(targets=["q_proj"], layers=[0, 1]), hybrid)
+    assert "layers 0 to 31" in message
 
 
 def test_an_averaged_reference_is_refused():

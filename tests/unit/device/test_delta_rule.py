@@ -56,11 +56,13 @@ def test_convolution_sees_its_last_tokens_alone():
 
 def test_a_gpu_without_the_kernels_says_which_package_has_them(monkeypatch):
     assert not delta_rule.takes_packs(torch.zeros(1))
-    monkeypatch.setattr(delta_rule, "find_spec", lambda _: None)
-    delta_rule._has_kernels.cache_clear()
     on_gpu = SimpleNamespace(is_cuda=True)
-    with pytest.warns(UserWarning, match="pip install flash-linear-attention"):
-        assert not delta_rule.takes_packs(on_gpu)
+    # None, and one that has the package's other modules alone.
+    for older in (lambda _: None, lambda name: None if "conv" in name else "found"):
+        monkeypatch.setattr(delta_rule, "find_spec", older)
+        delta_rule._has_kernels.cache_clear()
+        with pytest.warns(UserWarning, match="pip install 'flash-linear-attention>=0.6'"):
+            assert not delta_rule.takes_packs(on_gpu)
     monkeypatch.setattr(delta_rule, "find_spec", lambda _: "found")
     delta_rule._has_kernels.cache_clear()
     assert delta_rule.takes_packs(on_gpu)

@@ -16,7 +16,7 @@ from rlmath.model.published import KNOWN
 from rlmath.model.rope import Rope
 from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
-from rlmath.weights.pieces import file_shapes, misfits
+from rlmath.weights.pieces import file_shapes, misfits, table_name
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"] | {
@@ -138,8 +138,39 @@ def test_models_with_linear_attention(name, billions, linear):
     assert (
         model_spec(KNOWN[name] | {"layer_types": ["full_attention"] * spec.layers}).linear is None
     )
-    with pytest.raises(ModelError, match="linear_num_value_heads=24 is no multiple of"):
-        model_spec(KNOWN[name] | {"linear_num_value_heads": 24})
+    for change, words in (
+        ({"linear_num_value_heads": 24}, "linear_num_value_heads=24 is no multiple of"),
+        ({"attn_output_gate": False}, "attn_output_gate is False: vLLM reads it"),
+        ({"output_gate_type": "sigmoid"}, "compute with 'silu'"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            model_spec(KNOWN[name] | change)
+
+
+def test_qwen3_5_has_what_its_config_says():
+    """Fields of the published text model that this one reads, or that stand for what it does."""
+    given = KNOWN["Qwen3.5-9B"] | {
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+    }
+    spec = model_spec(given)
+    assert spec == model_spec(KNOWN["Qwen3.5-9B"])
+    shapes = file_shapes(spec)
+    assert shapes["model.layers.3.self_attn.q_proj.weight"] == (2 * 4096, 4096)
+    assert shapes["model.layers.0.linear_attn.conv1d.weight"] == (8192, 1, 4)
+    assert misfits(spec, shapes | {"mtp.fc.weight": (4096, 8192)}) == []
+    # Of a model whose text was taken out of one with images.
+    assert table_name("model.language_model.norm.weight") == "model.norm.weight"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import plan_weights
-from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
+from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE
 
 SOURCES = [Layout(), Layout(2), Layout(4), Layout(2, 3), Layout(1, 2, pipeline_layers=(1, 2))]
 
@@ -75,6 +75,19 @@ def test_experts_come_from_their_expert_rank_and_may_stay_whole():
     loads = [op for p in plan.buckets for op in p.loads if op.tensor == name]
     assert [op.rank.ep for op in gathers if not isinstance(op.rank, int)] == [1]
     assert [(op.rank, op.length) for op in loads] == [(1, QWEN3_MOE.moe_ffn)]
+
+
+def test_an_engine_rank_keeps_its_heads_of_linear_attention():
+    """As vLLM: of 4 key heads of 3 and 8 value heads of 5 half, in queries, keys and values."""
+    plan = plan_weights(QWEN3_5, Layout(), Layout(2))
+    kept = {}
+    for op in (op for planned in plan.buckets for op in planned.loads if op.rank == 1):
+        kept.setdefault(op.tensor, []).append((op.dim, op.start, op.length))
+    stem = "model.layers.0.linear_attn."
+    channels = [(0, 6, 6), (0, 18, 6), (0, 44, 20)]
+    assert kept[f"{stem}conv1d.weight"] == kept[f"{stem}in_proj_qkv.weight"] == channels
+    assert kept[f"{stem}A_log"] == kept[f"{stem}in_proj_b.weight"] == [(0, 4, 4)]
+    assert kept[f"{stem}out_proj.weight"] == [(1, 20, 20)]
 
 
 def chunks_of(layers, layout):

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from rlmath.commands.drill.catalog import FAULTS, select
 from rlmath.commands.drill.runner import Outcome
 from rlmath.config.load import load
 from rlmath.errors import UserError
-from rlmath.model.published import KNOWN
+from rlmath.model.published import KNOWN, published_spec
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,28 @@ def test_faults_that_a_configuration_cannot_have(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["DeepSeek-V3"]))
     latent = load(["experiment=quickstart", f"model.path={tmp_path}"])
     assert str(prefixes.missing(latent)).startswith("latent attention")
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen3.5-9B"]))
+    assert str(prefixes.missing(latent)).startswith("linear attention")
     unmerged = load(["experiment=quickstart", "actor.lora.rank=4", "actor.lora.rollout=unmerged"])
     without = {fault.name for fault in FAULTS if "unmerged" in str(fault.missing(unmerged))}
     assert without == {"swapped_k_v", "prefix_cache"}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("Qwen3-8B", [0, 1, 3, 2]), ("Qwen3.5-9B", [0, 1, 2, 3, 5, 4])]
+)
+def test_keys_and_values_are_swapped_beside_queries_and_gates(monkeypatch, name, order):
+    """Two query heads of width 1 to a key-value group."""
+    import torch
+
+    spec = replace(published_spec(name), heads=2, kv_heads=1, head_dim=1)
+    rows = torch.arange(float(len(order)))[:, None]
+    named = [("decoder.layers.0.self_attention.linear_qkv.weight", rows)]
+    module = SimpleNamespace(named_parameters=lambda: named)
+    found = []
+    monkeypatch.setattr(in_ranks, "_sending", lambda _, __, values: found.extend(values()))
+    in_ranks.swap_k_and_v(SimpleNamespace(actor=SimpleNamespace(spec=spec, module=module)))
+    assert [one.flatten().tolist() for one in found] == [order]
 
 
 def test_replaced_methods_come_back():

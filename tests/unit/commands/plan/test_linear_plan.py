@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from rlmath.commands.plan.activations import DELTA_CHUNK
+from rlmath.commands.plan.activations import DELTA_CHUNK, layer_bytes, whole_layer_bytes
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_memory import kv_bytes
 from rlmath.commands.plan.models import (
     active_matrices,
@@ -64,3 +67,19 @@ def test_operations_of_linear_layers_do_not_grow_with_the_sequence() -> None:
     fixed = forward_flops(spec, 0) - 2 * (active_matrices(spec) + spec.vocab * spec.hidden)
     assert fixed == 24 * 32 * (6 * 128 * 128 + 64 * 8 * 128)
     assert DELTA_CHUNK == CHUNK
+
+
+def test_recomputed_attention_drops_what_is_between_the_matrices() -> None:
+    """Qwen3.5-9B: 24 of 32 layers have 8192 channels, values of 4096 and rows of 32 systems."""
+    spec = spec_of("Qwen3.5-9B")
+    actor = ActorShape(Layout(2), 0, 1, "local", recompute_modules=("core_attn",))
+    saved = whole_layer_bytes(spec, actor) - layer_bytes(spec, actor)
+    mean = (24 * 2 * (8192 + 4096 + 64 * 32) + 8 * 4 * 16) / 32
+    assert saved == pytest.approx(mean / 2)
+
+
+def test_a_stage_without_attention() -> None:
+    """Layers 0 and 1 alone; and a model that has no others."""
+    spec = spec_of("Qwen3.5-9B")
+    short = dataclasses.replace(spec, layers=2, linear_layers=(0, 1))
+    assert parameters_of_rank(short, Layout(1), 0) == short.num_parameters
