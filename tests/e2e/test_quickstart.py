@@ -73,7 +73,7 @@ def test_quickstart_learns(tmp_path, overrides, accuracy, gain):
     after = load_file(run_dir / "hf" / "model.safetensors")
     assert any((before[name] != after[name]).any() for name in before)
     assert "2 of 2 ranks have their weights" in run.stdout
-    assert "look at" in run.stdout
+    assert "try      bash launchers/quickstart.sh" in run.stdout
     check_report(run_dir)
 
 

@@ -76,7 +76,7 @@ def model_segments(sample):
     return sum(kind == "model" for kind, _, _ in sample.pieces())
 
 
-def count(text):
+def count(text: str) -> int:
     """Counts.
 
     Args:
