@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.models.gpt import gpt_layer_specs  # noqa: F401 before the stand-in
+from megatron.core.models.gpt import gpt_layer_specs  # noqa: F401 before the fake
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 
-def stand_in_for_transformer_engine():
-    """A module for ``megatron.bridge.peft``, which imports Transformer Engine for LoRA in any case.
+def install_fake_transformer_engine():
+    """A fake for ``megatron.bridge.peft``, which imports Transformer Engine for LoRA in any case.
 
     It computes nothing. Megatron was imported before and has found that there is none.
     """
@@ -89,7 +89,7 @@ def convert(folder):
 def main():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
-    stand_in_for_transformer_engine()
+    install_fake_transformer_engine()
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
     AutoMapping.register_module_type("Named", "replicated")
