@@ -7,6 +7,7 @@ if [ "${1:-}" = --help ]; then
 usage: launchers/test.sh [pytest arguments]
        launchers/test.sh TIER [pytest arguments]
        launchers/test.sh cuda-wheels [pytest arguments]
+       launchers/test.sh bridge [pytest arguments]
 
 Sets up .venv, checks format and lint (ruff) and types (mypy), and runs pytest. Without arguments it
 runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py -q
@@ -21,6 +22,9 @@ and Ctrl-C ends them all.
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the
 environment that RLMATH_CUDA_WHEELS_VENV names.
+
+bridge: tests/bridge, the weight tables against those of Megatron-Bridge, which it fetches with
+transformers 4 into .venv/bridge.
 EOF
   exit 0
 fi
@@ -94,6 +98,12 @@ case $tier in
     shift; exec .venv/bin/python -m pytest -m "$tier and not long" "${in_parallel[@]}" "$@" ;;
   engine | distributed | e2e | faults)
     shift; exec .venv/bin/python -m pytest -m "$tier and not long" "$@" ;;
+  bridge)
+    shift
+    # Transformers below 5, and what that needs.
+    apart bridge megatron-bridge==0.3.1 transformers==4.57.6 huggingface-hub==0.36.0 \
+      tokenizers==0.22.2
+    exec .venv/bin/python -m pytest tests/bridge "$@" ;;
   long)
     exec .venv/bin/python tests/tiers.py "$@" ;;
 esac

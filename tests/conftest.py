@@ -41,6 +41,7 @@ TIER_OF_FOLDER = {
     "e2e": "e2e",
     "faults": "faults",
     "cuda_wheels": "cuda_wheels",
+    "bridge": "bridge",
 }
 
 
