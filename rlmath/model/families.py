@@ -194,6 +194,8 @@ REFUSED = {
     "and precede them in layers with linear attention; a family has them in one place",
     "Gemma3ForCausalLM": "its norms stand before and after attention and feed-forward, its "
     "feed-forward is GELU's, and its embedding is scaled; the actor computes none of these",
+    "NemotronHForCausalLM": "each of its layers is one of Mamba-2, attention and feed-forward "
+    "behind one norm; a layer of the actor has attention and a feed-forward",
 }
 
 FAMILY_PLUGINS: Registry[Callable[[], Family], NoTraits] = Registry("model family", NoTraits)

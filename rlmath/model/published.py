@@ -268,6 +268,8 @@ _REFUSED = {
     "gpt-oss": "GptOssForCausalLM",
     "glm-4.7-flash": "Glm4MoeLiteForCausalLM",
     "gemma-3": "Gemma3ForCausalLM",
+    "nvidia-nemotron-nano": "NemotronHForCausalLM",
+    "nemotron-h": "NemotronHForCausalLM",
 }
 
 

@@ -1,6 +1,6 @@
 """Weight tables against Megatron-Bridge's, bit for bit, in both directions.
 
-Bridge needs transformers 4 and runs in a process of its own (``bridge_program.py``), whose packages
+Bridge needs transformers 4 and runs in a separate process (``bridge_program.py``), whose packages
 ``launchers/test.sh bridge`` puts into .venv/bridge. Transformers 5 writes the models here.
 """
 

@@ -85,7 +85,7 @@ def export_wrong(scene: Scene) -> Iterator[None]:
     scene.run.actor.save_hf(folder)
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
-        # Of a model with linear attention, few layers have one.
+        # Few layers of a model with linear attention have one.
         for name in [n for n in tensors if n.endswith(".self_attn.k_proj.weight")][:1]:
             other = name.replace("k_proj", "v_proj")
             tensors[name], tensors[other] = tensors[other].clone(), tensors[name].clone()

@@ -46,7 +46,7 @@ def test_cpu_engines_take_what_their_kernels_have() -> None:
 
 
 def test_a_teachers_engines_need_the_same() -> None:
-    """Of Qwen3.5-9B, beside a policy in float32."""
+    """A teacher like Qwen3.5-9B, beside a policy in float32."""
     config = load(
         [
             "model.path=m",

@@ -169,7 +169,7 @@ def test_qwen3_5_has_what_its_config_says():
     assert shapes["model.layers.3.self_attn.q_proj.weight"] == (2 * 4096, 4096)
     assert shapes["model.layers.0.linear_attn.conv1d.weight"] == (8192, 1, 4)
     assert misfits(spec, shapes | {"mtp.fc.weight": (4096, 8192)}) == []
-    # Of a model whose text was taken out of one with images.
+    # A text model that was taken out of one with images.
     assert table_name("model.language_model.norm.weight") == "model.norm.weight"
 
 

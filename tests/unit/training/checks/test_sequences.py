@@ -86,7 +86,7 @@ def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss):
     assert wrong_gradients(report, 0.0, alone=True) == []
     report = make_report(by_token(ADVANTAGES), loss, noise=0.01)
     assert wrong_gradients(report, 0.01, alone=True) == []
-    turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1, 1, 1, 1]))
+    turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1, 1, 1, 1, 1]))
     assert "of 3 of 4 sequences" in wrong_gradients(turned, 0.01, alone=True)[0]
 
 
