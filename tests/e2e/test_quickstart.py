@@ -82,7 +82,8 @@ def check_report(run_dir):
     command_here("report", str(run_dir))
     (data,) = page_data((run_dir / "report.html").read_text(encoding="utf-8"))["runs"]
     lines = metrics(run_dir)
-    assert data["state"].startswith("finished") and data["steps"] == [x["step"] for x in lines]
+    assert [answer[1] for answer in data["answers"]] == ["good"] * 3
+    assert data["steps"] == [x["step"] for x in lines]
     assert {tag for line in lines for tag in line if "/" in tag} == set(data["metrics"])
     assert all(one["method"] for one in data["samples"]) and data["formulas"]
     assert {one["dropped"] for one in data["samples"]} == {None}
