@@ -524,7 +524,8 @@ FOURTH: dict[Callable[[Any], None], tuple[str, ...]] = {
     k1_in_the_loss: WITH_KL,
     tokens_of_low_entropy: (*PLAIN, "algorithm.entropy_top_share=0.2"),
     sequence_ratios_of_the_pack: WITH_GSPO,
-    second_micro_batch_clears_the_first: PLAIN,
+    # So small that a minibatch has a second one.
+    second_micro_batch_clears_the_first: (*PLAIN, "actor.max_tokens_per_microbatch=128"),
 }
 
 
