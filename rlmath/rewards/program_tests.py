@@ -86,16 +86,6 @@ def as_record(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The columns as one mapping per completion; columns of another length are left out."""
-    usable = {
-        name: values
-        for name, values in columns.items()
-        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
-    }
-    return [{name: values[i] for name, values in usable.items()} for i in range(count)]
-
-
 class CodeReward(Reward):
     """Base of rewards that run the response's program.
 

@@ -250,14 +250,10 @@ class LocalProvider(CodeProvider):
 
     @property
     def read_only_paths(self) -> list[str]:
-        """Paths of this machine that programs may read."""
-        wanted = (*_SYSTEM_PATHS, _prefix(self.python), *self._extra_paths)
+        """Paths of this machine that programs may read; the interpreter's library is two levels
+        above ``bin/python``."""
+        wanted = (*_SYSTEM_PATHS, str(Path(self.python).parent.parent), *self._extra_paths)
         return [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
-
-
-def _prefix(python: str) -> str:
-    """The folder with an interpreter's library: two levels above ``bin/python``."""
-    return str(Path(python).parent.parent)
 
 
 def _open_to_all(path: str) -> bool:
