@@ -36,8 +36,8 @@ from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_column
 from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem, build_items
-from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.required_columns import check_required
+from rlmath.rewards.sandbox.counted import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
 from rlmath.rewards.uses import Use, use_for

@@ -96,6 +96,44 @@ class CodeProvider(ABC):
         """Release everything."""
 
 
+@dataclass(frozen=True)
+class Language:
+    """How to build and run programs of one language. ``{python}`` is the interpreter.
+
+    ``stack_share`` is the share of the memory limit for the main thread's stack; each further
+    thread reserves as much when it starts.
+    """
+
+    file: str
+    run: tuple[str, ...]
+    compile: tuple[str, ...] = ()
+    limit_address_space: bool = True
+    stack_share: float = 1 / 16
+
+    @property
+    def tool(self) -> str:
+        return (self.compile or self.run)[0]
+
+
+LANGUAGES = {
+    "python": Language("main.py", ("{python}", "-B", "main.py")),
+    "cpp": Language(
+        "main.cpp",
+        ("./main",),
+        ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
+        stack_share=1 / 2,  # solutions recurse deeply and start no threads
+    ),
+    "c": Language(
+        "main.c",
+        ("./main",),
+        ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
+        stack_share=1 / 2,
+    ),
+    # V8 reserves far more addresses than it uses; resident memory is limited instead.
+    "javascript": Language("main.js", ("node", "main.js"), limit_address_space=False),
+    "bash": Language("main.sh", ("bash", "main.sh")),
+}
+
 _ALIASES = {
     "py": "python",
     "python3": "python",
@@ -117,6 +155,16 @@ def canonical_language(name: str) -> str:
     """The canonical name of a language: ``py`` and ``python3`` are ``python``."""
     lowered = name.strip().lower()
     return _ALIASES.get(lowered, lowered)
+
+
+def language_of(program: Program) -> Language:
+    """The language of a program. Raises ProviderError: sandboxes do not know it."""
+    name = canonical_language(program.language)
+    if name not in LANGUAGES:
+        raise ProviderError(
+            f"language {program.language!r}: sandboxes run {', '.join(sorted(LANGUAGES))}"
+        )
+    return LANGUAGES[name]
 
 
 def language_names(language: str) -> tuple[str, ...]:
