@@ -173,16 +173,16 @@ def estimator(
     def wrap(estimate: Callable[[Groups, Any], Tensor]) -> Advantage:
         @functools.wraps(estimate)
         def advantage(
-            rewards: Tensor, group_ids: Tensor, given: Any, *, token_counts: Tensor | None = None
+            rewards: Tensor, group_ids: Tensor, options: Any, *, token_counts: Tensor | None = None
         ) -> Tensor:
             groups = Groups(rewards, group_ids)
-            values = estimate(groups, given)
+            values = estimate(groups, options)
             if whitens_tokens:
                 if token_counts is None:
                     raise ValueError(
                         f"algorithm.advantage = {name!r} whitens over tokens: it needs token_counts"
                     )
-                values = whiten(values, token_counts * groups.scored, given.epsilon)
+                values = whiten(values, token_counts * groups.scored, options.epsilon)
             return values.to(rewards.dtype)
 
         before = (lambda groups: estimate(groups, None)) if whitens_tokens else None

@@ -105,6 +105,7 @@ class Language:
     """
 
     file: str
+    aliases: tuple[str, ...]  # Its other names.
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
     limit_address_space: bool = True
@@ -116,45 +117,33 @@ class Language:
 
 
 LANGUAGES = {
-    "python": Language("main.py", ("{python}", "-B", "main.py")),
+    "python": Language("main.py", ("py", "python3", "pypy3"), ("{python}", "-B", "main.py")),
     "cpp": Language(
         "main.cpp",
+        ("c++", "cxx", "c++17", "c++20", "cpp17"),
         ("./main",),
         ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
         stack_share=1 / 2,  # solutions recurse deeply and start no threads
     ),
     "c": Language(
         "main.c",
+        (),
         ("./main",),
         ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
         stack_share=1 / 2,
     ),
     # V8 reserves far more addresses than it uses; resident memory is limited instead.
-    "javascript": Language("main.js", ("node", "main.js"), limit_address_space=False),
-    "bash": Language("main.sh", ("bash", "main.sh")),
-}
-
-_ALIASES = {
-    "py": "python",
-    "python3": "python",
-    "pypy3": "python",
-    "c++": "cpp",
-    "cxx": "cpp",
-    "c++17": "cpp",
-    "c++20": "cpp",
-    "cpp17": "cpp",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "sh": "bash",
-    "shell": "bash",
+    "javascript": Language(
+        "main.js", ("js", "node", "nodejs"), ("node", "main.js"), limit_address_space=False
+    ),
+    "bash": Language("main.sh", ("sh", "shell"), ("bash", "main.sh")),
 }
 
 
 def canonical_language(name: str) -> str:
     """The canonical name of a language: ``py`` and ``python3`` are ``python``."""
     lowered = name.strip().lower()
-    return _ALIASES.get(lowered, lowered)
+    return next((known for known, one in LANGUAGES.items() if lowered in one.aliases), lowered)
 
 
 def language_of(program: Program) -> Language:
@@ -170,7 +159,7 @@ def language_of(program: Program) -> Language:
 def language_names(language: str) -> tuple[str, ...]:
     """All names of a language that may follow a code fence."""
     canonical = canonical_language(language)
-    return (canonical, *(alias for alias, name in _ALIASES.items() if name == canonical))
+    return (canonical, *(LANGUAGES[canonical].aliases if canonical in LANGUAGES else ()))
 
 
 _PROVIDERS = {
