@@ -171,7 +171,7 @@ def estimator(
     traits = traits or AdvantageTraits()
 
     def wrap(estimate: Callable[[Groups, Any], Tensor]) -> Advantage:
-        @functools.wraps(estimate)
+        @functools.wraps(estimate, ("__module__", "__name__", "__qualname__", "__doc__"))
         def advantage(
             rewards: Tensor, group_ids: Tensor, options: Any, *, token_counts: Tensor | None = None
         ) -> Tensor:
@@ -185,6 +185,7 @@ def estimator(
                 values = whiten(values, token_counts * groups.scored, options.epsilon)
             return values.to(rewards.dtype)
 
+        del advantage.__wrapped__  # which is called in another way
         before = (lambda groups: estimate(groups, None)) if whitens_tokens else None
         ADVANTAGES.register(name, options, replace(traits, before_whitening=before))(advantage)
         return advantage
