@@ -9,6 +9,7 @@ from functools import cmp_to_key
 from rlmath.grading import wording
 from rlmath.grading.arith import approximate, exact_value
 from rlmath.grading.listing import difference
+from rlmath.grading.scalars import is_rational_function
 from rlmath.grading.syntax import (
     TURNED,
     Node,
@@ -93,17 +94,6 @@ def _variable(node: Node) -> str:
     if node[0] == "app" and len(node[2]) == 1 and node[2][0][0] == "s":
         return f"{node[1]}({node[2][0][1]})"
     return str(node[1]) if node[0] == "s" else ""
-
-
-def _is_polynomial(node: Node) -> bool:
-    kind = node[0]
-    if kind in ("n", "d", "s"):
-        return True
-    if kind in ("+", "*"):
-        return all(map(_is_polynomial, node[1]))
-    if kind == "^":
-        return node[2][0] == "n" and node[2][1] < 4 and _is_polynomial(node[1])
-    return kind == "neg" and _is_polynomial(node[1])
 
 
 def _value(node: Node) -> float:
@@ -233,7 +223,7 @@ def _solve_comparison(operator: str, left: Node, right: Node) -> RealSet | None:
 def _parabola(operator: str, node: Node) -> RealSet | None:
     """`x^2 < 4` with rational coefficients; None if it is not a quadratic inequality."""
     names = set(symbols(node))
-    if len(names) != 1 or not _is_polynomial(node):
+    if len(names) != 1 or not is_rational_function(node):
         return None
     name = next(iter(names))
     values = [exact_value(replace(node, ("s", name), ("n", j))) for j in range(5)]
