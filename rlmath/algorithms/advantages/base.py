@@ -140,15 +140,13 @@ class Groups:
 
     def _equal(self) -> Tensor:
         """``[N]`` whether all scored rewards of the group are equal."""
-        high = torch.full((self._count,), -torch.inf, dtype=torch.float64)
-        low = -high
-        high = high.to(self.ids.device).scatter_reduce(
-            0, self.ids, torch.where(self.scored, self.rewards, -torch.inf), "amax"
-        )
-        low = low.to(self.ids.device).scatter_reduce(
-            0, self.ids, torch.where(self.scored, self.rewards, torch.inf), "amin"
-        )
-        return (high <= low)[self.ids]
+
+        def extreme(name: str, none: float) -> Tensor:
+            scored = torch.where(self.scored, self.rewards, none)
+            start = scored.new_full((self._count,), none)
+            return start.scatter_reduce(0, self.ids, scored, name)
+
+        return (extreme("amax", -torch.inf) <= extreme("amin", torch.inf))[self.ids]
 
 
 def estimator(
