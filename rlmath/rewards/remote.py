@@ -212,9 +212,9 @@ class RemoteReward(Reward):
                 last = attempt == self.retries or not getattr(error, "retry", True)
                 if last or self._closing.is_set():
                     figures = self._figures.current
+                    figures.last_error = str(error)
                     figures.counts.add("failed_calls")
                     figures.counts.add("unscored", len(queries))
-                    figures.last_error = str(error)
                     break
                 self._figures.current.counts.add("retries")
                 wait_s = max(pause_s, getattr(error, "retry_after_s", 0.0))
