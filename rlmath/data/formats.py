@@ -131,7 +131,7 @@ def _parquet(path: Path) -> Rows:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        yield from _numbered(file.iter_batches(batch_size=4096))
+        yield from _number_rows(file.iter_batches(batch_size=4096))
 
 
 def _arrow(path: Path) -> Rows:
@@ -144,10 +144,10 @@ def _arrow(path: Path) -> Rows:
         except pyarrow.ArrowInvalid:
             file = pyarrow.ipc.open_file(source)
             batches = (file.get_batch(index) for index in range(file.num_record_batches))
-        yield from _numbered(batches)
+        yield from _number_rows(batches)
 
 
-def _numbered(batches: Iterable[Any]) -> Rows:
+def _number_rows(batches: Iterable[Any]) -> Rows:
     return enumerate((fields for batch in batches for fields in batch.to_pylist()), start=1)
 
 
