@@ -89,8 +89,6 @@ def test_kl_coefficient_follows_its_target():
     assert next_kl_coef(0.1, 9.0, 0.06, 1000, 100) == pytest.approx(0.1 * 1.02)
     assert next_kl_coef(0.1, 0.0, 0.06, 1000, 100) == pytest.approx(0.1 * 0.98)
     assert next_kl_coef(0.1, 0.066, 0.06, 1000, 1000) == pytest.approx(0.11)
-    with pytest.raises(ValueError, match="target = 0"):
-        next_kl_coef(0.1, 0.1, 0, 1000, 100)
 
 
 def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
@@ -113,13 +111,6 @@ def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
 )
 def test_reference_renewal(kind, step, want):
     assert reference_weight(kind, step, every=50, decay=0.75) == want
-
-
-def test_reference_renewal_refuses_what_cannot_work():
-    with pytest.raises(ValueError, match=r"'fixed'.*averaged, frozen, reset"):
-        reference_weight("fixed", 1, every=1, decay=0.9)
-    with pytest.raises(ValueError, match="every = 0"):
-        reference_weight("reset", 1, every=0, decay=0.9)
 
 
 def sums(ratio_sum=10.0, tokens=10.0, nonfinite=0.0, signal=1.0, **more):
@@ -184,12 +175,6 @@ def test_value_losses_pass_gradcheck():
     mask = torch.arange(9) != 4
     check = torch.autograd.gradcheck
     assert check(lambda v: value_losses(v, old, returns, mask), values.requires_grad_())
-
-
-def test_a_clip_that_cannot_work_is_refused():
-    one = torch.ones(1)
-    with pytest.raises(ValueError, match="value clip = 0"):
-        value_losses(one, one, one, one.bool(), clip=0.0)
 
 
 KINDS = AGGREGATIONS.names()
