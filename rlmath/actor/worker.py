@@ -398,11 +398,11 @@ class ActorWorker:
 
     def checkpoint_written(self) -> bool:
         """Whether the checkpoint of ``begin_checkpoint`` is written."""
-        return self._pending.done
+        return self._pending.done()
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint of ``begin_checkpoint``, and raise its errors."""
-        self._pending.wait()
+        self._pending.result()
 
     def load_checkpoint(self, folder: str) -> None:
         """Load a checkpoint that ``save_checkpoint`` wrote under any layout. Collective."""

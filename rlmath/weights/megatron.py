@@ -20,7 +20,7 @@ from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fuse_for_files
+from rlmath.weights.hf_files import HfFolderReader, fuse_for_files, hf_folder_writer
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
     EMBEDDING,
@@ -146,7 +146,7 @@ def save_to_hf(
         types = {meta.name: meta.dtype for meta in gatherer.tensors}
         parts, shapes = file_tensors(spec), file_shapes(spec)
         announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
-        with HfFolderWriter(folder, announced, source, shard_size_mib, overwrite) as writer:
+        with hf_folder_writer(folder, announced, source, shard_size_mib, overwrite) as writer:
             tensors = itertools.chain.from_iterable(gatherer.gather(0))
             for name, tensor in fuse_for_files(spec, tensors):
                 writer.add(name, tensor)
