@@ -332,7 +332,7 @@ def run_merged(layout, platform, model, folder, lora):
     assert worker.weights_fingerprints(part) == in_slice
     assert in_slice["model.norm.weight"] == here["model.norm.weight"]
     sent = {name: one for bucket in worker.gatherer.gather(None) for name, one in bucket}
-    worker.gatherer.check_replicas()
+    assert not worker.gatherer.find_drift()
     worker.save_hf(f"{folder}/hf", model, f"{folder}/hf_adapter")
     assert fingerprints(sent.items()) == here
     assert in_slice == {name: fingerprint_in(part, name, sent[name], 0, 0) for name in part}
