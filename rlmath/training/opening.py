@@ -130,7 +130,7 @@ def open_training(
         places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
-        settings = training_ranks(config, layout, offloads=True)
+        settings = training_ranks(config, layout)
         actor = _actor(
             machine, settings, places, shares_gpus=spec.sleeps, nsys_folder=nsys_folder(config)
         )
