@@ -206,7 +206,7 @@ class ActorWorker:
 
     def connect_engines(self, plan: Any) -> None:
         """Connect to the engines, after shutting down an earlier connection. Collective."""
-        from rlmath.engines.transports import connect
+        from rlmath.engines.transports.connection import connect
 
         self._disconnect_engines()
         self.gatherer = self._gatherer(bucket_size_mib=plan.bucket_size_mib)

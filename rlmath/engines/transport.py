@@ -131,7 +131,7 @@ class Transport:
     def connect(
         self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
     ) -> TrainerConnection:
-        """Connect to the engines; see :func:`rlmath.engines.transports.connect`."""
+        """Connect to the engines; see :func:`rlmath.engines.transports.connection.connect`."""
         raise NotImplementedError
 
 

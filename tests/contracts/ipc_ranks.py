@@ -21,7 +21,8 @@ import torch.distributed as dist
 from vllm.distributed.weight_transfer import packed_tensor
 
 from rlmath.device import Platform
-from rlmath.engines.transports import TransportPlan, connect, ipc
+from rlmath.engines.transports import TransportPlan, ipc
+from rlmath.engines.transports.connection import connect
 from rlmath.engines.transports.shared_gpus import WorkerPlace, plans_of_ranks
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from tests.contracts.fake_cuda import FakeCuda

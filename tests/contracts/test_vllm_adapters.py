@@ -7,7 +7,7 @@ import torch
 
 from rlmath.device import Platform
 from rlmath.engines.patches.register import ADAPTER_ENGINES, adapter_backend
-from rlmath.engines.transports import connect
+from rlmath.engines.transports.connection import connect
 from rlmath.model.lora import VLLM_RANKS
 from tests.contracts.fake_cuda import FakeCuda
 from tests.contracts.test_vllm_weight_transfer import Tensors, awkward_tensors

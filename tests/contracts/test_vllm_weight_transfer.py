@@ -24,7 +24,7 @@ from rlmath.device import Platform
 from rlmath.device.streams import SideStream
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.transport import SyncSizes, transport_named
-from rlmath.engines.transports import connect
+from rlmath.engines.transports.connection import connect
 from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank

@@ -105,7 +105,7 @@ def sync(folder, case, shares, num_engines):
 
     from rlmath.device import CPU
     from rlmath.engines import transport, transports
-    from rlmath.engines.transports import connect
+    from rlmath.engines.transports.connection import connect
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer

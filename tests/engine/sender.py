@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from rlmath.engines.transports import connect
+from rlmath.engines.transports.connection import connect
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
 from rlmath.weights.slices import fingerprint_in

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from rlmath.device import CPU
 from rlmath.engines import transports
-from rlmath.engines.transports import connect
+from rlmath.engines.transports.connection import connect
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import read_model_spec
 from rlmath.weights.gather import BucketGatherer

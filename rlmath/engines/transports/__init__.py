@@ -3,7 +3,7 @@
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
 
-The transports are in :mod:`rlmath.engines.transport`.
+The transports are in :mod:`rlmath.engines.transport`, and ``connect`` is in ``connection.py``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlmath.device import CPU, Platform
 from rlmath.device.streams import SideStream
-from rlmath.engines.transport import transport_named
 from rlmath.engines.transports.client import EngineClient
 from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.gather import BucketGatherer
@@ -90,14 +88,6 @@ class TrainerConnection:
     def shutdown(self) -> None:
         """Release segments or communicators."""
         self._trainer.shutdown()
-
-
-def connect(
-    plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
-) -> TrainerConnection:
-    """Connect to the engines, which must be ready and idle. Collective over all trainer ranks.
-    Raises UserError: there is not enough shared memory."""
-    return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)
 
 
 def client_of(plan: TransportPlan) -> EngineClient:
