@@ -26,7 +26,7 @@ from rlmath.grading import MathGrader
 from rlmath.grading.settings import workers_for
 from rlmath.model.folder import TINY
 from rlmath.model.spec import read_model_spec
-from rlmath.monitor.startup import Say, StartLog
+from rlmath.monitor.startup import StartLog
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.environments import episodes_of
@@ -130,7 +130,7 @@ def open_training(
         places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
-        settings = training_ranks(config, layout, offloads=True)
+        settings = training_ranks(config, layout)
         actor = _actor(
             machine, settings, places, shares_gpus=spec.sleeps, nsys_folder=nsys_folder(config)
         )
@@ -157,7 +157,7 @@ class _Machine:
 
     config: Config
     layout: RunLayout
-    say: Say
+    say: StartLog
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Places]:
@@ -266,7 +266,7 @@ def _checked_rewards(config: Config, problems: Iterable[Problem]) -> Iterator[Re
         yield rewards
 
 
-def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
+def start(actor: ActorGroup | None, pool: RolloutPool | None, say: StartLog) -> None:
     """Start ranks and engines, side by side unless they share GPUs.
 
     vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at

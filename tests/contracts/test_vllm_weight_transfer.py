@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.gather import BucketGatherer
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
 from tests.contracts.vllm_worker import join, plan_for
 from tests.unit.weights.model_ranks import gatherer_of, modules_like
@@ -242,7 +244,9 @@ def rank_of(patch):
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, [], None, CUDA)
     rank.actor = SimpleNamespace(
-        merger=lambda: None, chunks=[module], spec=DENSE, parallel=parallel, device_state=state
+        merger=lambda: None,
+        gatherer=partial(BucketGatherer, [module], DENSE, parallel),
+        device_state=state,
     )
     return rank
 

@@ -52,11 +52,10 @@ from rlmath.training.checks.still_weights import (
     has_frozen_weights,
 )
 from rlmath.training.checks.unchanged import ChangedWeights
-from rlmath.training.metrics import update_metrics
+from rlmath.training.metrics import update_metrics, value_metrics
 from rlmath.training.plan import plan_step
 from rlmath.training.rank_settings import actor_settings, value_model_settings
 from rlmath.training.step_batch import StepBatch
-from rlmath.training.values import value_metrics
 from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample, Segments
 from rlmath.weights.gather import BucketGatherer, WeightChanges
 from tests.distributed.rank_pool import RankPool
