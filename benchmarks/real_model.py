@@ -50,7 +50,7 @@ SHOWN = (
 # which the others change meanwhile.
 SHARED_GPU = (
     "rollout.engine_arguments=benchmarks/shared_gpu.py:kv_cache",
-    "rollout.engine_options.gib=6",
+    "rollout.engine_options.gib=4",
 )
 Put = Callable[[dict[str, Any]], None]
 

@@ -11,7 +11,7 @@ from rlmath.utils.setting import Options, setting
 
 @dataclass(frozen=True)
 class KvCacheOptions(Options):
-    gib: float = setting(6.0, "KV cache of the engine, in GiB.", above=0)
+    gib: float = setting(4.0, "KV cache of the engine, in GiB.", above=0)
 
 
 @ENGINE_ARGUMENTS.register("kv_cache", KvCacheOptions)
