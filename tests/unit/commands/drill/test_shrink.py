@@ -129,6 +129,12 @@ def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path):
     assert any("256 positions" in one for one in problems)
 
 
+def test_a_missing_model_is_named_where_the_quickstarts_takes_its_place(tmp_path):
+    notes = shrink(["smollm2_word_problems"], tmp_path, None, 8).notes
+    assert notes[0].startswith("model: the quickstart's (there is no models/smollm2-135m")
+    assert shrink(["quickstart"], tmp_path, None, 8).notes[0] == "model: the quickstart's"
+
+
 def test_rewards_that_need_other_data_become_the_answer(tmp_path):
     shrunk = shrink(["quickstart", "reward.items=[{name: code}]"], tmp_path, None, 8)
     assert [item.name for item in shrunk.config.reward.items] == ["math"]
