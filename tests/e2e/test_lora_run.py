@@ -6,13 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlmath.model.tiny import make_tiny_model
+from tests.e2e import test_distillation_run as distillation
 from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
 
 
-def test_adapters_train_and_engines_have_them(material, tmp_path):
+def test_adapters_train_under_a_teacher_and_engines_have_them(material, tmp_path):
+    teacher = make_tiny_model(tmp_path / "teacher", seed=7)
     run = rlmath(
         "train",
         *quickstart_settings(material, tmp_path),
+        "algorithm.distill_coef=0.5",
+        f"teacher.path={teacher}",
+        "teacher.dtype=float32",
         "actor.lora.rank=8",
         "actor.lora.alpha=16",
         "actor.optimizer.lr=1e-2",
@@ -36,7 +42,9 @@ def test_adapters_train_and_engines_have_them(material, tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
     for step in check_replay(tmp_path, "2", "--from", "0")["steps"]:
-        assert step["bit_equal"] and "gradient_tensors" in step["equal"]
+        # The teacher's answers are kept, so that a replay starts none.
+        assert step["bit_equal"] and {"gradient_tensors", "teacher_log_probs"} <= {*step["equal"]}
+    distillation.check(tmp_path, teacher)
     base, merged, adapters = (
         load_file(folder)
         for folder in (

@@ -125,11 +125,10 @@ def test_steps_with_linear_attention_in_bfloat16(family, changes, layout, materi
         "runner.steps=3",
         "weights.verify_every=1",
         "actor.optimizer.lr=1e-3",
+        "runner.check_export_sequences=0",
         # Nothing that it says is right.
         "algorithm.entropy_coef=0.01",
     ]
-    refused = rlmath("train", *settings, "--check")
-    assert refused.returncode != 0 and "use bfloat16" in refused.stderr
     run = rlmath("train", *settings, "model.dtype=bfloat16")
     assert run.returncode == 0, run.stderr
     lines = [line for line in metrics(tmp_path) if line["step"] > 0]
