@@ -50,10 +50,11 @@ LONG = {
     "7B CP 2",
     "30B EP 4",
     "DeepSeek-V3 TP 1",
-    "DeepSeek-V3 TP 2 x CP 2",
+    "DeepSeek-V3 TP 4 x PP 2",
     "1.5B TP 1 without recomputation",
     "1.5B, LoRA on queries and values",
     "30B EP 8, LoRA",
+    "30B EP 8, LoRA on experts",
     "30B EP 8 PP 2",
     "qwen2.5-7b-grpo-megatron (128 GPUs), few layers",
 }

@@ -106,12 +106,12 @@ LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 @pytest.mark.parametrize(
     ("family", "changes", "layout"),
     [
-        ("qwen3_5", {}, ["actor.pipeline_parallel=2"]),
-        pytest.param(
+        # Its engines: tests/engine/test_linear_attention_engines.py.
+        pytest.param("qwen3_5", {}, ["actor.pipeline_parallel=2"], marks=pytest.mark.long),
+        (
             "qwen3_next",
             MOE | {"shared_expert_intermediate_size": 48},
             [*DATA_2, "actor.expert_parallel=2"],
-            marks=pytest.mark.long,
         ),
     ],
 )
