@@ -11,9 +11,9 @@ from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
-# Checks that start ranks and nothing else, and those that start engines or a run.
-ALONE = ("environment", "actor", "update", "parallel", "sleep")
-STARTS = ("engines", "training")
+# Checks in a process of their own, and those that start many processes.
+ALONE = ("environment", "actor", "update", "sleep")
+STARTS = ("parallel", "engines", "training")
 
 
 def values(outcome):
@@ -61,7 +61,7 @@ def test_selfcheck_command_passes(tmp_path):
     assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
     # A check that means nothing on a CPU has not passed.
     assert "not applicable" in lines["sleep"]
-    assert "4 passed, 0 failed, 1 not applicable" in said
+    assert "3 passed, 0 failed, 1 not applicable" in said
 
     figures = figures_of(checks)
     for layout in ("TP 1 (DP 2)", "TP 2", "CP 2"):
@@ -69,21 +69,21 @@ def test_selfcheck_command_passes(tmp_path):
         assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
     assert figures["update"]["1024 tokens model FLOPs"] > 0
     assert figures["update"]["1024 tokens log-probs"] < figures["update"]["1024 tokens update"]
-    parallel = figures["parallel"]
-    for layout in ("DP 2", "TP 2", "PP 2", "CP 2"):
-        assert parallel[f"{layout} gradient norm"] > 0
-    assert 0 < parallel["worst difference of gradient norms"] < 1e-4
-    assert parallel["all-reduce"] > 0
     parts = [one["part"] for one in checks["update"]["not_applicable"]]
     assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
 
 
 @pytest.mark.long
-def test_selfcheck_of_engines_and_a_run_passes(tmp_path):
+def test_selfcheck_of_layouts_engines_and_a_run_passes(tmp_path):
     """The check of engines on one start of them: ``shared_outcomes``."""
     lines, _, checks = selfcheck(tmp_path, STARTS)
     assert all(" passed " in lines[name] for name in STARTS)
     figures = figures_of(checks)
+    parallel = figures["parallel"]
+    for layout in ("DP 2", "TP 2", "PP 2", "CP 2"):
+        assert parallel[f"{layout} gradient norm"] > 0
+    assert 0 < parallel["worst difference of gradient norms"] < 1e-4
+    assert parallel["all-reduce"] > 0
     # Three starts: one rank an engine, the same again, and engines of two ranks.
     for name in ("TP 1", "TP 1 again", "TP 2"):
         assert figures["engines"][f"{name} KV cache"] > 0
