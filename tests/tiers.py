@@ -1,9 +1,9 @@
 """Runs the tiers of the plain command, ``python tests/tiers.py [pytest arguments]``, or what
 ``long`` has of each tier, ``python tests/tiers.py long [pytest arguments]``.
 
-``fast`` and ``process`` have a process per core, and one more, as some tests wait. Then runs from the command line share the machine
-with ranks, engines and runs that are broken on purpose: each of them waits for start-ups much of
-the time.
+``fast`` and ``process`` have a process per core, and one more, as some tests wait. Then runs from
+the command line share the machine with ranks, engines and runs that are broken on purpose: each of
+them waits for start-ups much of the time.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_ctrl_c_leaves_a_run_that_the_command_line_continues(answer, folder):
 
 @pytest.mark.long
 def test_the_notebook_runs_as_it_is(quickstart_run, tmp_path, monkeypatch):
-    """The script above calls the same; tests/unit/api/test_docs.py compares its cells with a page."""
+    """The script above calls the same; tests/unit/api/test_docs.py has its cells."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     run_dir = "runs/quickstart"
     # As the quickstart's warm start left them.
