@@ -183,13 +183,17 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
     assert not [name for name in mapped if Path(name).exists()]
 
 
-def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(pool, reference):
-    incomplete = start_sender(pool, _Without(reference, "model.layers.2.mlp.down_proj.weight"))
-    with pytest.raises(WeightsError, match=r"engine 0: .*layers\.2\.mlp\.down_proj\.weight"):
-        send(incomplete, pool)
-    with pytest.raises(Exception, match="no valid weights"):
-        list(pool.generate(make_requests(random_prompts(1, 10), samples=1)))
-    ray.kill(incomplete)
+def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
+    ray_session, log_dir_spec, reference
+):
+    incomplete = _Without(reference, "model.layers.2.mlp.down_proj.weight")
+    with RolloutPool(log_dir_spec, num_engines=1, stall_timeout_s=120) as pool:
+        sender = start_sender(pool, incomplete)
+        with pytest.raises(WeightsError, match=r"engine 0: .*layers\.2\.mlp\.down_proj\.weight"):
+            send(sender, pool)
+        with pytest.raises(Exception, match="no valid weights"):
+            list(pool.generate(make_requests(random_prompts(1, 10), samples=1)))
+    ray.kill(sender)
 
 
 def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow(

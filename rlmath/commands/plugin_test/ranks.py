@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,16 +50,17 @@ def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str,
         make_tiny_model(model, seed=0)
     batch = made_batch()
     with ray_session(ClusterConfig(object_store_mib=80)):
+        alone = _update_twice(_ALONE, model, folder / "alone", batch, updates)
         order = torch.randperm(_SEQUENCES, generator=torch.Generator().manual_seed(0)).tolist()
         whole = {
             name: dataclasses.replace(one, plan=dataclasses.replace(one.plan, minibatches=1))
             for name, one in updates.items()
         }
-        runs = [(batch, updates), (batch, whole), (batch.select(order), whole)]
-        alone, wanted, moved = _update_twice(_ALONE, model, folder / "alone", runs)
+        wanted = _update_twice(_ALONE, model, folder / "whole", batch, whole)
+        moved = _update_twice(_ALONE, model, folder / "moved", batch.select(order), whole)
         problems: dict[str, list[str]] = {name: [] for name in updates}
         for number, (case, layout) in enumerate(LAYOUTS.items()):
-            (found,) = _update_twice(layout, model, folder / str(number), runs[:1])
+            found = _update_twice(layout, model, folder / str(number), batch, updates)
             for name in updates:
                 problems[name] += _differences(case, found[name][0], alone[name][0])
     for name, (first, again) in alone.items():
@@ -121,10 +122,10 @@ def _update_twice(
     layout: tuple[Layout, int],
     model: Path,
     logs: Path,
-    runs: Sequence[tuple[TrainingBatch, dict[str, Update]]],
-) -> list[dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]]:
-    """Metrics of each minibatch of each update of each batch, done twice; the weights stay as they
-    are."""
+    batch: TrainingBatch,
+    updates: dict[str, Update],
+) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
+    """Metrics of each minibatch of each update, done twice; the weights stay as they are."""
     settings = ActorSettings(
         model_path=str(model),
         model=ModelSettings(torch.float32, sequence_parallel=layout[0].tensor_parallel > 1),
@@ -139,13 +140,10 @@ def _update_twice(
         stack.callback(group.shutdown)
         group.launch()
         group.wait_until_ready()
-        return [
-            {
-                name: (_minibatches(group, batch, update), _minibatches(group, batch, update))
-                for name, update in updates.items()
-            }
-            for batch, updates in runs
-        ]
+        return {
+            name: (_minibatches(group, batch, update), _minibatches(group, batch, update))
+            for name, update in updates.items()
+        }
 
 
 def _minibatches(group: ActorGroup, batch: TrainingBatch, update: Update) -> list[dict[str, float]]:
