@@ -10,11 +10,11 @@ import torch
 
 
 @pytest.fixture(scope="module")
-def hung():
+def nccl():
     """Imported by the one worker that runs the contracts."""
-    from tests.contracts import hung_nccl
+    from tests.contracts import nccl_kernel
 
-    return hung_nccl
+    return nccl_kernel
 
 
 @pytest.fixture
@@ -30,12 +30,12 @@ def cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["whole", "shares"])
-def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(hung, kind):
-    kernel = hung.Kernel()
+def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(nccl, kind):
+    kernel = nccl.Kernel()
     died = RuntimeError("engine 3: its process ended")
-    engines = hung.Engines(kernel, died)
+    engines = nccl.Engines(kernel, died)
     with pytest.raises(RuntimeError, match="engine 3") as raised:
-        hung.trainer_of(kind, kernel, engines).send_weights()
+        nccl.trainer_of(kind, kernel, engines).send_weights()
     assert raised.value is died
     assert kernel.aborted == 1
     assert not engines.finished
@@ -44,11 +44,11 @@ def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(hu
 # The other ranks of NcclTrainer have no communicator.
 @pytest.mark.usefixtures("deadline")
 @pytest.mark.parametrize(("kind", "calls"), [("whole", True), ("shares", True), ("shares", False)])
-def test_nccl_trainer_aborts_its_communicator_after_the_deadline(hung, kind, calls):
+def test_nccl_trainer_aborts_its_communicator_after_the_deadline(nccl, kind, calls):
     """Also a rank that calls no engine, and so hears of no answer."""
-    kernel = hung.Kernel()
-    engines = hung.Engines(kernel, None)
-    trainer = hung.trainer_of(kind, kernel, engines)
+    kernel = nccl.Kernel()
+    engines = nccl.Engines(kernel, None)
+    trainer = nccl.trainer_of(kind, kernel, engines)
     trainer._calls = calls
     try:
         with pytest.raises(TimeoutError, match="did not receive"):
@@ -59,13 +59,13 @@ def test_nccl_trainer_aborts_its_communicator_after_the_deadline(hung, kind, cal
 
 
 @pytest.mark.usefixtures("deadline")
-def test_an_engine_that_received_all_and_does_not_answer_ends_the_sync(hung, monkeypatch):
-    kernel = hung.Kernel()
+def test_an_engine_that_received_all_and_does_not_answer_ends_the_sync(nccl, monkeypatch):
+    kernel = nccl.Kernel()
     monkeypatch.setattr(kernel, "broadcast", lambda *_, **__: kernel.entered.set())
-    engines = hung.Engines(kernel, None)
+    engines = nccl.Engines(kernel, None)
     try:
         with pytest.raises(TimeoutError, match="did not receive"):
-            hung.trainer_of("whole", kernel, engines).send_weights()
+            nccl.trainer_of("whole", kernel, engines).send_weights()
     finally:
         engines.release()
 
@@ -77,11 +77,11 @@ def test_a_sync_may_take_a_second_for_each_gb_and_a_minute():
     assert 204 < watch.left_s() <= 205
 
 
-def test_vllms_own_trainer_does_not_notice_an_engine_that_dies(hung):
+def test_vllms_own_trainer_does_not_notice_an_engine_that_dies(nccl):
     """If it does one day, ours may go."""
-    kernel = hung.Kernel()
-    engines = hung.Engines(kernel, RuntimeError("engine 3"))
-    trainer = hung.trainer_of("vLLM's", kernel, engines)
+    kernel = nccl.Kernel()
+    engines = nccl.Engines(kernel, RuntimeError("engine 3"))
+    trainer = nccl.trainer_of("vLLM's", kernel, engines)
     ended = threading.Event()
 
     def send():
@@ -91,7 +91,7 @@ def test_vllms_own_trainer_does_not_notice_an_engine_that_dies(hung):
 
     thread = threading.Thread(target=send, daemon=True)
     thread.start()
-    assert kernel.entered.wait(hung.WAIT_S)
+    assert kernel.entered.wait(nccl.WAIT_S)
     assert not ended.wait(0.5)
     kernel.destroy()
-    thread.join(hung.WAIT_S)
+    thread.join(nccl.WAIT_S)

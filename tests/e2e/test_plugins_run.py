@@ -113,7 +113,7 @@ def test_ranks_train_with_what_the_files_register(run_dir, mine):
 
 @pytest.mark.long
 def test_a_replay_repeats_it_to_the_last_bit(run_dir):
-    """What a replay needs besides plug-ins: test_algorithms.py."""
+    """Other needs of a replay: test_algorithms.py."""
     done = rlmath("replay", str(run_dir), "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["steps"]

@@ -11,7 +11,7 @@ from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
-# Checks in a process of their own, and those that start many processes.
+# Checks of few processes, and of many.
 ALONE = ("environment", "actor", "update", "sleep")
 STARTS = ("parallel", "engines", "training")
 
