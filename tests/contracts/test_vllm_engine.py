@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.engine import arg_utils
 
 from rlmath.config.engine_arguments import RESERVED, further_arguments, known_arguments
 from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, CPU_SCHEDULER, FP8, vllm_arguments
@@ -106,6 +105,8 @@ def test_a_cpu_engine_returns_routes_without_short_steps_too():
 
 def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):
     """A plug-in's engine arguments are refused where they are rlmath's, and no others are."""
+    from vllm.engine import arg_utils
+
     assert known_arguments() == {one.name for one in dataclasses.fields(arg_utils.EngineArgs)}
     monkeypatch.setattr(arg_utils, "EngineArgs", dict)
     lora, precision = Lora(8, 16.0, ("q_proj",)), Precision(lm_head_dtype="float32")

@@ -1,7 +1,6 @@
 """vLLM's parsers read a finished text without a server, and why two formats have rlmath's."""
 
 import pytest
-from vllm.tool_parsers import ToolParserManager
 
 from rlmath.config.load import load
 from rlmath.data.light_tokenizer import LightTokenizer
@@ -66,7 +65,8 @@ def test_a_parser_that_fails_is_an_error_that_the_model_reads(tokenizer, monkeyp
         def extract_tool_calls(self, *given):
             raise KeyError("name")
 
-    monkeypatch.setattr(ToolParserManager, "get_tool_parser", lambda name: Fails)
+    manager = "vllm.tool_parsers.ToolParserManager"
+    monkeypatch.setattr(f"{manager}.get_tool_parser", lambda name: Fails)
     with pytest.raises(ValueError, match="cannot be read"):
         vllm_tool_parser("own", tokenizer, [SCHEMA])("<tool_call>")
 

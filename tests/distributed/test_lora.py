@@ -435,13 +435,17 @@ def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
     ("layout", "changes", "make", "lora"),
     [
         (Layout(1, 1, 2), {"offload": "optimizer"}, None, ALL),
-        (
+        # Other kinds of matrices, and another optimizer.
+        pytest.param(
             Layout(2, 1, 1),
             {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
             None,
             ALL,
+            marks=pytest.mark.long,
         ),
-        (Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY),
+        pytest.param(
+            Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY, marks=pytest.mark.long
+        ),
         # Nothing but experts is trained.
         (Layout(1, 1, 2, expert_parallel=2), {}, make_experts, EXPERTS),
     ],
