@@ -18,6 +18,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
+from tests.support.cases import on_cases
 
 MakeModel = Callable[..., Path]
 MakeData = Callable[..., Path]
@@ -59,28 +60,6 @@ def test_settings_that_can_work_pass(base: list[str]) -> None:
     check(load(base), "train", CPU_MACHINE)
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("actor.optimizer.lr=-1", "actor.optimizer.lr=-1.0: has to be at least 0"),
-        ("actor.optimizer.lr=nan", "actor.optimizer.lr=nan: has to be at least 0"),
-        ("actor.optimizer.lr=inf", "actor.optimizer.lr=inf"),
-        ("actor.optimizer.adam_beta2=1", "at least 0 and less than 1"),
-        ("rollout.temperature=0", "rollout.temperature=0.0: has to be more than 0"),
-        ("eval.top_p=1.5", "eval.top_p=1.5: has to be more than 0 and at most 1"),
-        ("algorithm.group_size=0", "algorithm.group_size=0: has to be at least 1"),
-        ("actor.data_parallel=0", "actor.data_parallel=0: has to be at least 1, or null"),
-        ("rollout.gpu_memory_utilization=1.1", "more than 0 and at most 1"),
-        ("algorithm.early_stop_ratio=1", "has to be more than 1, or null"),
-        ("reward.items=[{name: math, weight: inf}]", "reward.items[0].weight=inf"),
-        ("runner.seed=4294967296", "at most 4294967295"),
-        ("actor.tensor_parallel=0", "actor.tensor_parallel=0"),
-    ],
-)
-def test_numbers_out_of_range(refusal: Callable[..., str], override: str, expected: str) -> None:
-    assert expected in refusal(override)
-
-
 def test_ranges_hold_at_their_ends() -> None:
     share = by_key()["eval.top_p"].limits
     assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [
@@ -88,196 +67,7 @@ def test_ranges_hold_at_their_ends() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["algorithm.loss=pp_clip"], ["algorithm.loss=pp_clip", "did you mean ppo_clip?"]),
-        (["algorithm.advantage=gpro"], ["algorithm.advantage=gpro", "did you mean grpo?"]),
-        (["algorithm.aggregation=mean"], ["algorithm.aggregation=mean", "token_mean"]),
-        (["algorithm.kl_estimator=k9"], ["algorithm.kl_estimator=k9", "k1, k2, k3"]),
-        (["reward.items=[]"], ["reward.items=[]: at least one"]),
-        (["reward.items=[{name: mth}]"], ["reward.items[0].name=mth", "did you mean math?"]),
-        (["reward.items=[{name: no.py:f}]"], ["no such file: no.py"]),
-        (["reward.items=[{name: nosuchpackage.x:f}]"], ["no module nosuchpackage"]),
-        (
-            ["reward.items=[{name: math, params: {marker_: x}}]"],
-            ["reward.items[0].params.marker_: reward math has no such setting"],
-        ),
-        (
-            ["reward.items=[{name: cosine, params: {max_value_correct: abc}}]"],
-            ["reward.items[0].params.max_value_correct=abc: reward cosine expects float here"],
-        ),
-        (
-            ["reward.items=[{name: cosine, params: {max_len: true}}]"],
-            ["reward.items[0].params.max_len=True: reward cosine expects int here"],
-        ),
-        (
-            ["data.system_prompt=Think.", "data.apply_chat_template=false"],
-            ["data.system_prompt", "data.apply_chat_template=true"],
-        ),
-        (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
-        (["eval.temperature=0", "eval.samples=4"], ["eval.samples=4", "all samples"]),
-        (["algorithm.group_size=1"], ["algorithm.group_size=1", "at least 2"]),
-        (["reward.correct=-5"], ["reward.correct=-5.0", "reward.incorrect=-5.0"]),
-        (["actor.sequence_parallel=true"], ["actor.sequence_parallel=true", "set it to false"]),
-        (["actor.recompute_num_layers=2"], ["actor.recompute=full", "null"]),
-        (
-            ["actor.offload=all", "cluster.placement=separate"],
-            ["actor.offload=all", "placement=separate", "set it to none"],
-        ),
-        (
-            ["actor.routing_replay=old_log_probs", "algorithm.minibatches_per_step=1"],
-            ["actor.routing_replay=old_log_probs", "minibatches_per_step of 2", "=none"],
-        ),
-        (
-            ["actor.routing_replay=old_log_probs", "algorithm.minibatches_per_step=2"],
-            ["actor.routing_replay=old_log_probs", "no experts", "none"],
-        ),
-        (
-            ["actor.routing_replay=engine", "rollout.prefix_caching=false"],
-            ["actor.routing_replay=engine", "rollout.prefix_caching=true", "no experts"],
-        ),
-        (
-            ["actor.overlap_gradients=true"],
-            ["actor.overlap_gradients=true", "no gradients to add up"],
-        ),
-        (
-            ["actor.overlap_param_gather=true", "algorithm.minibatches_per_step=2"],
-            ["actor.overlap_param_gather", "overlap_gradients"],
-        ),
-        (
-            [
-                "actor.overlap_param_gather=true",
-                "actor.overlap_gradients=true",
-                "actor.distributed_optimizer=false",
-            ],
-            ["actor.overlap_param_gather=true", "none to gather", "distributed_optimizer=true"],
-        ),
-        (
-            [
-                "actor.overlap_param_gather=true",
-                "actor.overlap_gradients=true",
-                "algorithm.minibatches_per_step=1",
-            ],
-            ["actor.overlap_param_gather=true", "minibatches_per_step to 2 or more"],
-        ),
-        (["actor.offload_in_backward=true"], ["actor.offload_in_backward", "optimizer", "all"]),
-        (["actor.offload_growth_gib=1"], ["actor.offload_growth_gib", "optimizer", "all"]),
-        (
-            ["actor.recompute=full", "actor.recompute_num_layers=5"],
-            ["actor.recompute_num_layers=5", "4 layers / 1 stages = at most 4", "at most 4"],
-        ),
-        (
-            ["actor.recompute_modules=[mlp]"],
-            ["actor.recompute_modules", "actor.recompute=selective"],
-        ),
-        (
-            ["actor.recompute=selective", "actor.recompute_modules=[]"],
-            ["actor.recompute_modules=[]", "nothing would be recomputed"],
-        ),
-        (
-            ["actor.recompute=selective", "actor.recompute_modules=[layernorm]"],
-            ["actor.recompute_modules: layernorm", "Transformer Engine"],
-        ),
-        (
-            ["actor.recompute=selective", "actor.recompute_modules=[moe_act]"],
-            ["actor.recompute_modules: moe_act", "not proven", "use moe"],
-        ),
-        (
-            ["actor.recompute=selective", "actor.recompute_modules=[core_atn]"],
-            ["there is no core_atn", "did you mean core_attn?"],
-        ),
-        (
-            ["actor.recompute=selective", "actor.recompute_modules=[moe]"],
-            ["actor.recompute_modules", "no moe (the feed-forward of an MoE layer)", "mlp"],
-        ),
-        (["actor.virtual_stages=2"], ["actor.virtual_stages=2", "pipeline_parallel to 2"]),
-        (
-            ["actor.virtual_stages=2", "actor.pipeline_parallel=2", "actor.pipeline_layers=[1,3]"],
-            ["actor.virtual_stages=2", "1+3 layers", "actor.virtual_stages=1 or less"],
-        ),
-        (
-            [
-                "actor.virtual_stages=2",
-                "actor.pipeline_parallel=2",
-                "actor.recompute=full",
-                "actor.recompute_num_layers=1",
-            ],
-            ["actor.recompute_num_layers=1", "virtual_stages=2", "a multiple of 2"],
-        ),
-        (
-            ["actor.optimizer.schedule=cosine", "actor.optimizer.min_lr=1"],
-            ["actor.optimizer.min_lr=1.0", "at most actor.optimizer.lr=1e-06"],
-        ),
-        (
-            [
-                "actor.optimizer.schedule=linear",
-                "actor.optimizer.warmup_steps=40",
-                "runner.steps=10",
-            ],
-            ["actor.optimizer.warmup_steps=40", "40 optimizer steps; use at most 39"],
-        ),
-        (
-            [
-                "actor.optimizer.schedule=linear",
-                "actor.optimizer.warmup_steps=40",
-                "actor.optimizer.decay_steps=20",
-            ],
-            ["actor.optimizer.decay_steps is 20 optimizer steps; use at most 19"],
-        ),
-        (["cluster.nodes=2"], ["cluster.nodes=2", "cluster.ray_address"]),
-        (["cluster.device=cuda"], ["cluster.device=cuda", "2.13.0+cpu", "cluster.device=cpu"]),
-        (["weights.transport=nccl"], ["weights.transport=nccl", "shared_memory, or auto"]),
-        (
-            ["actor.tensor_parallel=3"],
-            ["actor.tensor_parallel=3", "4 attention heads / 3 leaves 1", "works: 1, 2 or 4"],
-        ),
-        (["rollout.tensor_parallel=8"], ["rollout.tensor_parallel=8", "works: 1, 2 or 4"]),
-        (
-            ["actor.pipeline_parallel=5"],
-            ["actor.pipeline_parallel=5", "has 4 layers", "use at most 4"],
-        ),
-        (
-            ["actor.pipeline_parallel=2", "actor.pipeline_layers=[1,2]"],
-            ["actor.pipeline_layers=[1,2]", "2 numbers", "add up to 4; works: [2,2]"],
-        ),
-        (
-            ["rollout.max_response_tokens=2000"],
-            [
-                "1024 prompt + 2000 response = 3024 tokens",
-                "2048 positions",
-                "rollout.max_response_tokens=1024 or less",
-                "data.max_prompt_tokens=48 or less",
-            ],
-        ),
-        (["eval.max_response_tokens=3000"], ["eval.max_response_tokens=3000", "4024 tokens"]),
-        (
-            ["algorithm.minibatches_per_step=3"],
-            [
-                "32 prompts x 16 samples = 512 sequences",
-                "/ 3 minibatches",
-                "170.667",
-                "algorithm.prompts_per_step=30 or 33",
-                "algorithm.group_size=15 or 18",
-                "algorithm.minibatches_per_step=2 or 4",
-            ],
-        ),
-        (
-            ["actor.data_parallel=3"],
-            ["3 data-parallel ranks", "actor.data_parallel=2 or 4"],
-        ),
-        (
-            # 9 blocks x 128 tokens x 2 x 4 layers x 2 heads x 32 x 4 bytes = 2.25 MiB
-            ["rollout.cpu_kv_cache_gib=0.002"],
-            [
-                "one sequence of 1088 tokens needs 9 blocks x 128 tokens x 2,048 bytes",
-                "0.0022 GiB",
-                "at least 0.25",
-            ],
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
+@on_cases("overrides, expected", __file__, "impossible_settings")
 def test_impossible_settings_are_refused(
     refusal: Callable[..., str], overrides: list[str], expected: list[str]
 ) -> None:
@@ -476,23 +266,7 @@ def closed_folder(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (
-            ["cluster.gpus_per_node=8", "rollout.tensor_parallel=16"],
-            ["rollout.tensor_parallel=16: 1 groups of 16 GPUs", "2 have 8 + 8 GPUs", "0 + 0 = 0"],
-        ),
-        (
-            ["cluster.gpus_per_node=6", "rollout.tensor_parallel=4", "rollout.engines=3"],
-            ["rollout.tensor_parallel=4: 3 groups of 4 GPUs", "2 have 6 + 6 GPUs", "1 + 1 = 2"],
-        ),
-        (
-            ["cluster.gpus_per_node=8", "actor.tensor_parallel=16"],
-            ["actor.tensor_parallel=16: 1 groups of 16 GPUs"],
-        ),
-    ],
-)
+@on_cases("given, expected", __file__, "tensor_groups")
 def test_tensor_groups_wider_than_a_node(
     refusal: Callable[..., str], given: list[str], expected: list[str]
 ) -> None:

@@ -34,6 +34,7 @@ from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
+from tests.support.cases import on_cases
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
 RECIPES = {
@@ -283,40 +284,7 @@ def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
     assert "3 calls of 0.5 s" in shown and "rollout.tools=[python]" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--json", "missing: --layers"),
-        ("model.path=Qwen2.5-7B --layers 3", "the sizes are those of Qwen2.5-7B"),
-        ("model.path=Qwen9-7B", "known are Qwen2.5-0.5B"),
-        (
-            "model.path=Qwen2.5-32B actor.offload_in_backward=false",
-            "no layout of this model fits 8 GPUs of 80 GiB",
-        ),
-        ("model.path=Qwen2.5-7B actor.tensor_parallel=3", "actor.tensor_parallel=3"),
-        ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "use 31744 or less"),
-        (
-            "model.path=Qwen2.5-7B --mean-response-tokens 40000",
-            "is more than rollout.max_response_tokens",
-        ),
-        ("model.path=Qwen2.5-7B --call-s 2", "no tools are given"),
-        ("model.path=Qwen2.5-7B cluster.nodes=0", "has to be at least 1"),
-        ("model.path=Qwen2.5-7B --mfu 1.5", "at most 1"),
-        (
-            "model.path=Qwen2.5-0.5B cluster.gpus_per_node=1 --gpu-gib 12 "
-            "actor.pipeline_parallel=1",
-            "no layout of this model fits 1 GPUs",
-        ),
-        ("Qwen2.5-7B", "give model.path=Qwen2.5-7B"),
-        ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this command does not use it"),
-        ("model.path=Qwen2.5-7B reward=math", "reward: this command does not use it"),
-        (
-            "model.path=Qwen2.5-32B cluster=gpu8 actor.offload=none",
-            "no layout of this model fits 8 GPUs",
-        ),
-        ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
-    ],
-)
+@on_cases("arguments, message", __file__, "plan_refused")
 def test_plan_refuses_invalid_arguments(
     arguments: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
