@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from config_cases import QWEN_1_5B
+from config_cases import QWEN_1_5B, set_values
 from safetensors.torch import save_file
 
 from rlmath.checks.lora import (
@@ -221,12 +221,7 @@ def test_a_damaged_peft_folder_is_named(tmp_path, damage, part):
 def test_unmerged_lora_refuses_what_vllm_lacks(device, changes, part):
     made = config(rollout=LoraRollout.unmerged)
     assert [*unmerged_problems(made, device), *unmerged_model(made, QWEN)] == []
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        section = made
-        for name in path:
-            section = getattr(section, name)
-        setattr(section, last, value)
+    set_values(made, changes)
     (message,) = unmerged_problems(made, device)
     assert "actor.lora.rollout=unmerged" in message and part in message and "merged" in message
     made.actor.lora.rollout = LoraRollout.merged

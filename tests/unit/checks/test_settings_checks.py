@@ -147,20 +147,7 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     assert "config.json cannot be read" in refusal(f"model.path={folder}")
     (folder / "config.json").unlink()
     assert "no config.json" in refusal(f"model.path={folder}")
-    folder = make_model(QWEN_1_5B | {"dtype": "float31"}, name="dtype")
-    assert "config.json: dtype is 'float31'" in refusal(f"model.path={folder}")
-    folder = make_model({"architectures": ["Qwen2ForCausalLM"]}, name="half")
-    assert "config.json: no field num_hidden_layers" in refusal(f"model.path={folder}")
-    folder = make_model(QWEN_1_5B | {"architectures": ["GPT2LMHeadModel"]}, name="other")
-    message = refusal(f"model.path={folder}")
-    assert "architecture GPT2LMHeadModel is not supported" in message
-    assert "Qwen3ForCausalLM" in message
-    rope: dict[str, dict[str, object] | int] = {}
-    rope["rope_scaling"] = {"type": "dynamic", "factor": 4.0}
-    message = refusal(f"model.path={make_model(QWEN_1_5B | rope, name='dynamic')}")
-    assert "rope_scaling asks for a rotary embedding of type dynamic" in message
-    rope["rope_scaling"] = {"type": "yarn", "factor": 4.0}
-    rope["max_position_embeddings"] = 2048
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}, "max_position_embeddings": 2048}
     message = refusal(
         f"model.path={make_model(QWEN_1_5B | rope, name='yarn')}",
         "rollout.max_response_tokens=2048",
