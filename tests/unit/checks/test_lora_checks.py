@@ -86,7 +86,6 @@ def test_experts_have_adapters_where_they_are_asked_for():
 
 def test_latent_attention_has_adapters_of_its_own_matrices():
     usual = adapters_of(config().actor.lora, DEEPSEEK, seed=0)
-    assert usual is not None
     assert usual.targets == ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     shapes = adapter_shapes(DEEPSEEK, usual)
     assert shapes["model.layers.60.self_attn.kv_a_proj_with_mqa.lora_B.weight"] == (576, 8)

@@ -1,31 +1,24 @@
 """Each setting that cannot work is refused by name, with figures and with what would work."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, QWEN_7B
 
 from rlmath.checks.machine import Machine
-from rlmath.checks.run import Command, check
+from rlmath.checks.run import check
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
 from tests.support.cases import on_cases
 
-MakeModel = Callable[..., Path]
-MakeData = Callable[..., Path]
-
 
 @pytest.fixture
-def base(tmp_path: Path, make_data: MakeData) -> list[str]:
+def base(tmp_path, make_data):
     """Overrides that pass every check."""
     return [
         "model=tiny",
@@ -38,10 +31,10 @@ def base(tmp_path: Path, make_data: MakeData) -> list[str]:
 
 
 @pytest.fixture
-def refusal(base: list[str]) -> Callable[..., str]:
+def refusal(base):
     """The message for ``base`` with some more overrides."""
 
-    def refuse(*overrides: str, command: Command = "train", machine: Machine = CPU_MACHINE) -> str:
+    def refuse(*overrides, command="train", machine=CPU_MACHINE):
         with pytest.raises(ConfigError) as caught:
             check(load([*base, *overrides]), command, machine)
         return str(caught.value)
@@ -49,18 +42,18 @@ def refusal(base: list[str]) -> Callable[..., str]:
     return refuse
 
 
-def test_steps_of_an_engine_have_to_be_possible(refusal: Callable[..., str]) -> None:
+def test_steps_of_an_engine_have_to_be_possible(refusal):
     for on_gpus in ("async_scheduling", "flashinfer"):
         assert f"rollout.{on_gpus}=true" in refusal(f"rollout.{on_gpus}=true")
     message = refusal("cluster=gpu8", "rollout.max_batched_tokens=255", machine=GPU_MACHINE)
     assert "rollout.max_batched_tokens=255: 256 running sequences" in message
 
 
-def test_settings_that_can_work_pass(base: list[str]) -> None:
+def test_settings_that_can_work_pass(base):
     check(load(base), "train", CPU_MACHINE)
 
 
-def test_ranges_hold_at_their_ends() -> None:
+def test_ranges_hold_at_their_ends():
     share = by_key()["eval.top_p"].limits
     assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [
         False, True, True, False, False,
@@ -68,17 +61,13 @@ def test_ranges_hold_at_their_ends() -> None:
 
 
 @on_cases("overrides, expected", __file__, "impossible_settings")
-def test_impossible_settings_are_refused(
-    refusal: Callable[..., str], overrides: list[str], expected: list[str]
-) -> None:
+def test_impossible_settings_are_refused(refusal, overrides, expected):
     message = refusal(*overrides)
     for part in expected:
         assert part in message
 
 
-def test_sft_asks_for_its_own_files_and_batch(
-    refusal: Callable[..., str], make_data: MakeData
-) -> None:
+def test_sft_asks_for_its_own_files_and_batch(refusal, make_data):
     assert "sft.train_paths is empty" in refusal("data.train_paths=[]", command="sft")
     file = make_data({"prompt": "1+1", "answer": "2"}, name="examples.jsonl")
     message = refusal(f"sft.train_paths=[{file}]", command="sft")
@@ -89,12 +78,12 @@ def test_sft_asks_for_its_own_files_and_batch(
     assert "64 / 3 data-parallel ranks leaves 1; works: 63 or 66" in message
 
 
-def test_evaluate_asks_for_held_out_files(refusal: Callable[..., str]) -> None:
+def test_evaluate_asks_for_held_out_files(refusal):
     assert refusal("data.train_paths=[]", command="evaluate").startswith("data.eval_paths is empty")
 
 
-def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: Path) -> None:
-    def with_file(path: Path, *more: str) -> str:
+def test_data_files(refusal, make_data, tmp_path):
+    def with_file(path, *more):
         return refusal(f"data.train_paths=[{path}]", *more)
 
     assert "no such file" in with_file(tmp_path / "none.jsonl")
@@ -127,7 +116,7 @@ def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: 
     assert "data.eval_paths" in refusal(f"data.eval_paths=[{tmp_path / 'no.jsonl'}]")
 
 
-def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path) -> None:
+def test_model_folder(refusal, make_model, tmp_path):
     message = refusal("model.path=/nowhere/Qwen3-1.7B")
     assert "model.path=/nowhere/Qwen3-1.7B: no such folder" in message
     assert "hf download Qwen/Qwen3-1.7B" in message
@@ -161,15 +150,13 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     assert "has no chat template" in message
 
 
-def test_heads_that_a_cpu_engine_has_no_attention_for(
-    refusal: Callable[..., str], make_model: MakeModel
-) -> None:
+def test_heads_that_a_cpu_engine_has_no_attention_for(refusal, make_model):
     model = make_model(QWEN_1_5B | {"head_dim": 48})
     message = refusal(f"model.path={model}")
     assert "its heads are 48 wide" in message and "32, 64, 80, 96" in message
 
 
-def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeModel) -> None:
+def test_memory_of_a_cpu_machine(refusal, make_model):
     message = refusal(f"model.path={make_model(QWEN_7B)}", "model.dtype=float32")
     assert "7.6" in message
     assert "1 actor(s) x 8 bytes a parameter" in message
@@ -190,17 +177,17 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
     assert "reference model" not in message and "optimizer state" not in message
 
 
-def test_runner_resume_values(refusal: Callable[..., str], tmp_path: Path) -> None:
+def test_runner_resume_values(refusal, tmp_path):
     assert "runner.resume=allways: is no folder; expected auto" in refusal("runner.resume=allways")
     assert "has no manifest.json" in refusal(f"runner.resume={tmp_path}")
 
 
-def test_a_data_set_of_the_hub_is_named_by_rule(refusal: Callable[..., str]) -> None:
+def test_a_data_set_of_the_hub_is_named_by_rule(refusal):
     message = refusal("data.train_paths=['hub:a/b:c:d:e']")
     assert "data.train_paths: hub:a/b:c:d:e: write hub:ORGANIZATION/NAME" in message
 
 
-def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
+def test_disk_space(refusal, make_model):
     # 1.777e9 parameters x 14 bytes = 23.2 GiB a checkpoint, and 2 bytes = 3.3 GiB for the folder.
     gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=90 * 2**30)
     overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
@@ -219,8 +206,8 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
 
 
 def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(
-    base: list[str], refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path
-) -> None:
+    base, refusal, make_model, tmp_path
+):
     """Without it a run that fills its disk as planned could not be resumed."""
     gpus = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**40, disk_bytes=27 * 2**30)
     overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
@@ -238,7 +225,7 @@ def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(
 
 
 @pytest.fixture
-def closed_folder(tmp_path: Path) -> Iterator[Path]:
+def closed_folder(tmp_path):
     """A folder in which nothing can be made, for root too, whom modes do not stop."""
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o500)
@@ -254,9 +241,7 @@ def closed_folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @on_cases("given, expected", __file__, "tensor_groups")
-def test_tensor_groups_wider_than_a_node(
-    refusal: Callable[..., str], given: list[str], expected: list[str]
-) -> None:
+def test_tensor_groups_wider_than_a_node(refusal, given, expected):
     on_two = [
         *("cluster.device=cuda", "cluster.nodes=2", "cluster.ray_address=auto"),
         "algorithm.prompts_per_step=96",
@@ -270,17 +255,17 @@ def test_tensor_groups_wider_than_a_node(
     assert "groups of" not in other
 
 
-def test_a_run_dir_without_permission(refusal: Callable[..., str], closed_folder: Path) -> None:
+def test_a_run_dir_without_permission(refusal, closed_folder):
     message = refusal(f"runner.run_dir={closed_folder}/run")
     assert f"runner.run_dir={closed_folder}/run: " in message and "give another folder" in message
 
 
-def test_a_run_dir_that_is_a_file(refusal: Callable[..., str], make_data: MakeData) -> None:
+def test_a_run_dir_that_is_a_file(refusal, make_data):
     file = make_data(name="taken.jsonl")
     assert f"{file} is a file" in refusal(f"runner.run_dir={file}/run")
 
 
-def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
+def test_gpus_of_this_machine(refusal):
     few = Machine(gpus=2, torch_build="2.13.0", memory_bytes=2**40)
     message = refusal("cluster=gpu8", machine=few)
     assert "cluster.gpus_per_node=8: this machine has 2" in message
@@ -293,12 +278,12 @@ def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
     assert "on CPU it has to be shared_memory" in refusal("weights.transport=nccl")
 
 
-def test_all_problems_come_together(refusal: Callable[..., str]) -> None:
+def test_all_problems_come_together(refusal):
     message = refusal("actor.tensor_parallel=3", "algorithm.loss=x", "model.dtype=float32")
     assert message.splitlines()[0] == "2 errors"
 
 
-def test_device_follows_the_machine() -> None:
+def test_device_follows_the_machine():
     assert CPU_MACHINE.device(Device.auto) is Device.cpu
     assert GPU_MACHINE.device(Device.auto) is Device.cuda
     assert GPU_MACHINE.device(Device.cpu) is Device.cpu
@@ -306,16 +291,14 @@ def test_device_follows_the_machine() -> None:
     assert here.memory_bytes > 2**30
 
 
-def test_visible_gpus_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_gpus_follow_the_environment(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert Machine.here().gpus == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert Machine.here().gpus == 0
 
 
-def test_context_ranks_on_gpus_have_no_windows(
-    refusal: Callable[..., str], make_model: MakeModel
-) -> None:
+def test_context_ranks_on_gpus_have_no_windows(refusal, make_model):
     mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 1024}
     given = [
         f"model.path={make_model(QWEN_1_5B | mistral, name='mistral')}",
@@ -332,7 +315,7 @@ def test_context_ranks_on_gpus_have_no_windows(
     assert "windows" not in shorter
 
 
-def test_experts_are_shared_out_whole(refusal: Callable[..., str], make_model: MakeModel) -> None:
+def test_experts_are_shared_out_whole(refusal, make_model):
     sizes = {
         "architectures": ["Qwen3MoeForCausalLM"],
         "decoder_sparse_step": 2,
