@@ -4,7 +4,7 @@ import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.config.load import load
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 
 def problems(*overrides):

@@ -21,7 +21,7 @@ from rlmath.config.load import load
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
-from tests.support.cases import read_cases
+from tests.support.case_files import read_cases
 
 SIZES = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -14,7 +14,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 
 @pytest.fixture

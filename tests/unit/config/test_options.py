@@ -19,7 +19,7 @@ from rlmath.errors import ConfigError
 from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.training.plan import plan_step
 from rlmath.utils.setting import Options, setting
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 from toolkits.pages.settings import settings_page
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]

@@ -11,7 +11,7 @@ from rlmath.config.load import load, save, to_plain, to_yaml, with_values
 from rlmath.config.schema import Config, DType, RewardItem
 from rlmath.config.settings import settings
 from rlmath.errors import ConfigError
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 

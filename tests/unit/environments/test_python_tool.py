@@ -23,7 +23,7 @@ from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, Provid
 from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rollout.episodes import awaiting
 from rlmath.types import Problem
-from tests.support.cases import read_cases
+from tests.support.case_files import read_cases
 from tests.support.environments import Letters, make_episodes
 from tests.support.http_server import serve
 from tests.support.samples import make_sample

@@ -17,7 +17,7 @@ from rlmath.model.rope import Rope
 from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, misfits, table_name
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"] | {

@@ -30,7 +30,7 @@ from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
 RECIPES = {

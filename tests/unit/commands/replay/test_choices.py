@@ -15,7 +15,7 @@ from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 from rlmath.model.parallel import Layout
 from rlmath.model.tiny import make_tiny_model
-from tests.support.cases import on_cases
+from tests.support.case_files import on_cases
 
 CPU = Machine(gpus=0, torch_build="2.0+cpu", memory_bytes=2**40)
 
