@@ -23,6 +23,7 @@ from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, Provid
 from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rollout.episodes import awaiting
 from rlmath.types import Problem
+from tests.support.case_files import read_cases
 from tests.support.environments import Letters, make_episodes
 from tests.support.http_server import serve
 from tests.support.samples import make_sample
@@ -60,54 +61,10 @@ def tool(request):
     made.close()
 
 
-CASES = {
-    "print(1)\n2 + 3": ("ok", "1\n5\n"),
-    "None": ("ok", ""),
-    "x = 1": ("ok", ""),
-    "": ("ok", ""),
-    "'a'": ("ok", "'a'\n"),
-    "print('a', end='')": ("ok", "a"),
-    "import sys; sys.exit()": ("ok", ""),
-    "import sys; sys.exit('why')": ("error", "SystemExit: why\n"),
-    "raise SystemExit(3)": ("error", "SystemExit: 3\n"),
-    "import os; os._exit(9)": ("error", "The process ended with exit code 9."),
-    "import sys; sys.stdout.buffer.write(b'\\xff\\xfe'); None": ("ok", "\ufffd\ufffd"),
-    "print('\\udc80')": ("ok", "\ufffd\n"),
-    "input()": (
-        "error",
-        'Traceback (most recent call last):\n  File "<cell 1>", line 1, in <module>\n    input()\n'
-        "EOFError: EOF when reading a line\n",
-    ),
-    "x = = 1": (
-        "error",
-        '  File "<cell 1>", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n',
-    ),
-    "def f():\n    return 1 / 0\nf()": (
-        "error",
-        'Traceback (most recent call last):\n  File "<cell 1>", line 3, in <module>\n    f()\n'
-        '  File "<cell 1>", line 2, in f\n    return 1 / 0\n           ~~^~~\n'
-        "ZeroDivisionError: division by zero\n",
-    ),
-    "import threading\nthreading.Timer(0.05, print, ['late']).start()": ("ok", "late\n"),
-    "import atexit\natexit.register(print, 'end');": None,
-    "import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A())))": (
-        "ok",
-        "<class '__main__.A'>\n",
-    ),
-    "from __future__ import annotations\ndef f(x: y): ...\nf.__annotations__": (
-        "ok",
-        "{'x': 'y'}\n",
-    ),
-    "def f(x: int): ...\nf.__annotations__": ("ok", "{'x': <class 'int'>}\n"),
-    "hash('a') == hash('a') and len({'a', 'b'})": ("ok", "2\n"),
-}
-
-
 def test_python_tool_results(tool):
-    for code, expected in CASES.items():
+    for code, status, text in read_cases(__file__, "python_tool_results"):
         found = tool.run(code)
-        if expected is not None:
-            assert (found.status, found.text) == expected, code
+        assert status is None or (found.status, found.text) == (status, text), code
         assert found.name == "python"
 
 

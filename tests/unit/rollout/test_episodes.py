@@ -36,6 +36,16 @@ def turn(tokens=4, index=0, **changes):
     return awaiting(make_sample("p", index, tokens, log_probs=-0.5, **changes))
 
 
+def with_tokens(sample, *tokens):
+    """The sample after a turn of these tokens, whose log-probs are -1, -2, ..."""
+    ids, log_probs = (
+        [*sample.token_ids, *tokens],
+        [*sample.log_probs, *range(-1, -len(tokens) - 1, -1)],
+    )
+    arrays = {"token_ids": np.array(ids, np.int32), "log_probs": np.array(log_probs, np.float32)}
+    return replace(sample, **arrays)
+
+
 @contextlib.contextmanager
 def playing(answer, turn_format=None, **settings):
     environment = Scripted(answer, settings.pop("has_state", True))
@@ -85,12 +95,7 @@ def test_a_sample_without_room_for_another_turn_is_truncated_before_the_observat
 def test_a_finished_sample_has_the_text_of_each_segment_and_rewards_see_the_models():
     with playing(lambda turns: "seen" if len(turns) == 1 else End()) as (episodes, environment):
         _, sample = outcome(episodes, request(turn([65, 101])))
-        more = replace(
-            sample,
-            token_ids=np.concatenate([sample.token_ids, [66, 67]]).astype(np.int32),
-            log_probs=np.concatenate([sample.log_probs, [-1, -2]]).astype(np.float32),
-            finish_reason="stop",
-        )
+        more = replace(with_tokens(sample, 66, 67), finish_reason="stop")
         _, sample = outcome(episodes, request(awaiting(more)))
         sample = episodes.finish(sample)
     assert sample.finish_reason == "stop" and sample.segments[-1] == ("model", 6)
@@ -114,11 +119,7 @@ def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():
 
     with playing(answer) as (episodes, environment):
         _, first = outcome(episodes, request(turn()))
-        second = replace(
-            first,
-            token_ids=np.append(first.token_ids, 9).astype(np.int32),
-            log_probs=np.append(first.log_probs, -1).astype(np.float32),
-        )
+        second = with_tokens(first, 9)
         _, sample = outcome(episodes, request(awaiting(second)))
     assert sample.failure is None and len(sample.calls) == 2
     assert [one.number for one in environment.asked] == [0, 1, 0, 1, 0, 1]
@@ -245,12 +246,7 @@ def test_a_sample_has_the_reward_of_its_environment_however_it_ends():
         # Truncated in its second turn, by another process than the one that saw the first.
         _, first = outcome(episodes, request(turn()))
         episodes.drop()
-        second = replace(
-            first,
-            token_ids=np.append(first.token_ids, 9).astype(np.int32),
-            log_probs=np.append(first.log_probs, -1).astype(np.float32),
-            finish_reason="length",
-        )
+        second = replace(with_tokens(first, 9), finish_reason="length")
         cut = awaiting(second)
         assert sample_from_state(sample_to_state(cut)) == cut
         _, sample = outcome(episodes, request(cut))
@@ -312,11 +308,7 @@ def test_calls_of_earlier_turns_are_known_where_only_the_last_is_asked():
     for has_state, wanted in ((False, [0, 1]), (True, [0, 0])):
         with playing(lambda turns: "seen", has_state=has_state) as (episodes, environment):
             _, first = outcome(episodes, request(turn()))
-            second = replace(
-                first,
-                token_ids=np.append(first.token_ids, 9).astype(np.int32),
-                log_probs=np.append(first.log_probs, -1).astype(np.float32),
-            )
+            second = with_tokens(first, 9)
             outcome(episodes, request(awaiting(second)))
         assert [one.calls_before for one in environment.asked] == wanted
 
