@@ -8,6 +8,7 @@ from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.environments import ENVIRONMENTS, PYTHON, TOOLS
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
+from rlmath.environments.call_parsers import PARSERS
 from rlmath.environments.chosen import Chosen
 from rlmath.errors import ConfigError
 from rlmath.rewards.base import RewardSettingError
@@ -22,6 +23,13 @@ def tool_problems(config: Config) -> Iterator[str]:
     problems = [one for name in rollout.tools for one in _problems(name)]
     yield from problems
     yield from _without_template(config)
+    if (name := rollout.tool_parser) is not None and name not in PARSERS:
+        from rlmath.engines.tool_parsers import find_vllm_tool_parser
+
+        try:
+            find_vllm_tool_parser(name)
+        except ConfigError as error:
+            yield str(error)
     if problems or (rollout.environment is not None and not ENVIRONMENTS.has(rollout.environment)):
         return
     if has_turns(rollout):

@@ -29,9 +29,9 @@ from rlmath.errors import UserError
 from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# How often a turn is given to an environment that does not work.
-TRIES = 3
-RETRY_AFTER_S = 0.5
+# Waits before a turn is given again to an environment that does not work: its server may be
+# starting again. They are no time of the sample's calls.
+RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 # Share of a round's samples that may fail for that reason; one always may.
 MAX_FAILED_SHARE = 0.05
 
@@ -61,7 +61,7 @@ class _Asked:
 
     request: Request  # Its started sample waits for the observation.
     stay: _Stay  # The sample's.
-    since_s: float | None = None  # When its answer began; None: it waits for a thread.
+    since_s: float | None = None  # When its answer began; None: it waits, for a thread or a retry.
     outcome: Sample | None = None  # The answered sample, if nobody waited for it.
     is_late: bool = False  # Its thread was replaced.
 
@@ -220,27 +220,30 @@ class Episodes:
     # The following methods run in the threads.
 
     def _answer(self, asked: _Asked) -> None:
-        asked.since_s = began_s = time.monotonic()
         try:
-            sample = self._try(asked.begun, asked.request.max_tokens, asked.stay)
+            sample = self._try(asked)
         except BaseException as error:  # A tool may well end its interpreter.
             said = f"{type(error).__name__}: {error}"
             sample = replace(asked.begun, finish_reason="failed", failure=said)
-        asked.since_s = None
-        asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
         if asked.is_late:
             self._threads.end_one()
 
-    def _try(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
-        for left in reversed(range(TRIES)):
+    def _try(self, asked: _Asked) -> Sample:
+        stay = asked.stay
+        for wait_s in (*RETRY_AFTER_S, None):
+            asked.since_s = began_s = time.monotonic()
             try:
-                return self._outcome(begun, max_tokens, stay)
+                sample = self._outcome(asked.begun, asked.request.max_tokens, stay)
+                stay.spent_s += time.monotonic() - began_s
+                return sample
             except InfrastructureError:
                 self._end(stay)
-                if not left or stay.is_over:
+                if wait_s is None or stay.is_over:
                     raise
-                time.sleep(RETRY_AFTER_S)
+            finally:
+                asked.since_s = None
+            time.sleep(wait_s)
         raise AssertionError("unreachable")
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:

@@ -24,7 +24,7 @@ GLUE, SEEN = (10,), (20, 21)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_AFTER_S", (0.0, 0.0))
 
 
 def request(begun, max_tokens=100):
@@ -130,7 +130,21 @@ def test_a_sample_whose_environment_stays_broken_fails_and_carries_no_error_as_t
         _, sample = outcome(episodes, request(turn()))
         sample = episodes.finish(sample)
     assert sample.finish_reason == "failed" and "the sandbox is gone" in sample.failure
-    assert sample.token_ids.tolist() == [0, 1, 2, 3] and len(environment.asked) == module.TRIES
+    assert sample.token_ids.tolist() == [0, 1, 2, 3] and len(environment.asked) == 3
+
+
+def test_a_server_that_is_down_for_seconds_costs_the_sample_neither_its_answer_nor_its_time(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", (0.2, 0.4))
+    begun_s = time.monotonic()
+
+    def answer(turns):
+        return raise_broken(turns) if time.monotonic() < begun_s + 0.5 else "seen"
+
+    with playing(answer, wall_s=0.3) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+    assert sample.finish_reason == "cut" and environment.begun == environment.closed == 3
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
