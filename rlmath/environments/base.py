@@ -20,10 +20,6 @@ from rlmath.types import Problem
 CallStatus = Literal["ok", "error", "timeout", "memory", "refused", "infrastructure"]
 
 
-class InfrastructureError(Exception):
-    """A tool could not run, for reasons that the model has nothing to do with."""
-
-
 @dataclass(frozen=True)
 class ToolCall:
     """A call that the model wrote."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
 from rlmath.environments.call_parsers import PARSERS, Parser, parser_of
+from rlmath.environments.text import cut_tokens
 from rlmath.errors import ConfigError
 from rlmath.model.chat import clock, render_chat
 
@@ -22,7 +23,6 @@ _PATCHES = (
     ("{%- if loop.index0 > ns.last_query_index %}", "{%- if true %}"),
     ("{%- if loop.last or (not loop.last and reasoning_content) %}", "{%- if true %}"),
 )
-_NOTE = "\n[... the middle of the output was left out ...]\n"
 _RESULT = "7341"
 _THOUGHTS = ("", "<think>\nLet me see.\n</think>\n\n")
 
@@ -112,7 +112,8 @@ class ChatFormat(TurnFormat):
 
     def _suffix(self, role: str, texts: Sequence[str]) -> Suffix:
         share = self._most // len(texts)
-        text = self._after_turn(role, [self._shorten(one, share) for one in texts])
+        plain = map(self._without_special, texts)
+        text = self._after_turn(role, [cut_tokens(one, share, self._encode) for one in plain])
         tokens, (before, after) = self._encode(text), self._around[role]
         first = len(self._encode(text[:before]))
         last = len(tokens) - len(self._encode(text[len(text) - after :]))
@@ -210,17 +211,10 @@ class ChatFormat(TurnFormat):
                 before = after
         return None
 
-    def _shorten(self, text: str, most: int) -> str:
-        """A result without special tokens, and at most ``most`` tokens long."""
+    def _without_special(self, text: str) -> str:
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
-        text = text.rstrip("\n")
-        kept, shown = len(text), text
-        while (length := len(self._encode(shown))) > most and kept > 0:
-            kept = min(kept - 1, int(kept * most / length))
-            half = kept // 2
-            shown = f"{text[: kept - half]}{_NOTE}{text[len(text) - half :]}"
-        return shown
+        return text.rstrip("\n")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -19,13 +19,12 @@ from rlmath.environments.base import (
     End,
     Environment,
     Episode,
-    InfrastructureError,
     Observation,
     Suffix,
     Turn,
     TurnFormat,
 )
-from rlmath.errors import UserError
+from rlmath.errors import InfrastructureError, UserError
 from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 

@@ -17,10 +17,10 @@ from rlmath.commands.plugin_test.rows import check_data_source
 from rlmath.config.environments import maker_of
 from rlmath.config.load import load
 from rlmath.environments.adapters.opening import added_text
-from rlmath.environments.base import End, InfrastructureError
+from rlmath.environments.base import End
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.functions import CallLimits
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.types import Problem
 from tests.unit.environments.test_functions import Lines, turn
 from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
