@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlmath.checks.pairs import unused_problems
 from rlmath.checks.tools import tool_problems
 from rlmath.config.load import load
 from rlmath.engines.requests import Request
@@ -163,13 +164,12 @@ def test_packages_of_the_environment_are_importable():
 
 def test_settings_of_the_python_tool_without_it_are_refused():
     config = load(["experiment=quickstart_tools", "rollout.python_session=true"])
-    assert not list(tool_problems(config))
+    assert not [*tool_problems(config), *unused_problems(config)]
     for changes in ({"tools": ["my_tools.py:search"]}, {"tools": [], "environment": "x.py:Y"}):
         changes |= {"python_provider": "e2b", "python_provider_settings": {"max_parallel": 3}}
         other = replace(config, rollout=replace(config.rollout, **changes))
-        problems = "".join(tool_problems(other))
-        for key in ("session=true", "provider=e2b", "provider_settings"):
-            assert f"rollout.python_{key}: python is not in" in problems
+        problems = list(unused_problems(other))
+        assert len(problems) == 3 and all("use rollout.tools=[python]" in one for one in problems)
 
 
 @warm_only
