@@ -15,7 +15,7 @@ from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
 from rlmath.environments.call_parsers import PARSERS, Parser, parser_of
 from rlmath.environments.text import cut_tokens
 from rlmath.errors import ConfigError
-from rlmath.model.chat import clock, render_chat
+from rlmath.model.chat import CLOCK, clock
 
 # Parts of published templates that show earlier messages differently after later ones, and parts
 # that do not. Qwen3 shows empty thoughts in the last message only, none before the last question.
@@ -55,14 +55,9 @@ class ChatFormat(TurnFormat):
     ) -> None:
         self._tokenizer, self._most = tokenizer, max_observation_tokens
         self._tools = list(tools)
-        self._special = {
-            name: str(token)
-            for name, token in tokenizer.special_tokens_map.items()
-            if isinstance(token, str)
-        }
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added if token.special]
-        self._clock, self._options = clock(template_date), dict(options or {})
+        self._options = {CLOCK: clock(template_date), **(options or {})}
         self._parse: Parser = lambda text: None
         if tools:
             name = parser_of(template) if parser == "auto" else parser
@@ -80,10 +75,6 @@ class ChatFormat(TurnFormat):
             one, other = self._after_turn(role, ["1"]), self._after_turn(role, ["2"])
             self._around[role] = _common(one, other), _common(one[::-1], other[::-1])
 
-    @property
-    def stop(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
     def calls(self, text: str) -> Sequence[ToolCall] | None:
         # Calls in thoughts do not count, even if the turn ended within them.
         return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
@@ -94,14 +85,15 @@ class ChatFormat(TurnFormat):
         return self._render(self.template, messages, prompt)
 
     def _render(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
-        return render_chat(
-            template,
-            messages,
-            self._special,
-            add_generation_prompt=prompt,
-            strftime_now=self._clock,
-            tools=self._tools,
-            **self._options,
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=template,
+                tools=self._tools or None,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **self._options,
+            )
         )
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:

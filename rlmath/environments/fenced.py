@@ -37,10 +37,7 @@ class Fenced(TurnFormat):
         functions = [tool["function"] for tool in tools]
         # By name of the tool: the parameter that a block's text is.
         self._texts = {str(one["name"]): _one_text(one["parameters"]) for one in functions}
-
-    @property
-    def stop(self) -> tuple[tuple[str, str], ...]:
-        return tuple((OPENING + name, CLOSING) for name in self._texts)
+        self.stop = tuple((OPENING + name, CLOSING) for name in self._texts)
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
         found = ((text.find(OPENING + name), name) for name in self._texts)
