@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlmath.environments.base import CallStatus, ToolResult
 from rlmath.environments.text import cut_bytes
@@ -118,21 +118,17 @@ class PythonTool(Tool):
 
     def result(self, found: CellResult) -> ToolResult:
         """The result of a call."""
-        status: CallStatus = "error"
-        limits, note = self._limits, ""
-        if found.status == "timeout":
-            status, note = "timeout", f"Stopped: the code ran for more than {limits.wall_s:g} s."
-        elif found.status == "memory":
-            status = "memory"
-            note = f"Stopped: the code needed more than {limits.memory_mib} MiB of memory."
-        elif found.status == "flood":
-            note = f"Stopped: the code printed more than {limits.output_kib} KiB."
-        elif found.status == "ok":
-            status = "ok"
-        elif found.exit_code < 0:
-            note = f"The process was ended by {signal.Signals(-found.exit_code).name}."
-        elif found.exit_code not in (OK, ERROR):
-            note = f"The process ended with exit code {found.exit_code}."
+        limits, exit_code = self._limits, found.exit_code
+        note = {
+            "timeout": f"Stopped: the code ran for more than {limits.wall_s:g} s.",
+            "memory": f"Stopped: the code needed more than {limits.memory_mib} MiB of memory.",
+            "flood": f"Stopped: the code printed more than {limits.output_kib} KiB.",
+        }.get(found.status, "")
+        if found.status == "error" and exit_code < 0:
+            note = f"The process was ended by {signal.Signals(-exit_code).name}."
+        elif found.status == "error" and exit_code not in (OK, ERROR):
+            note = f"The process ended with exit code {exit_code}."
+        status = "error" if found.status == "flood" else cast(CallStatus, found.status)
         text = cut_bytes(found.output, self._output_bytes)
         glue = "\n" if note and text and not text.endswith("\n") else ""
         return ToolResult(self.name, f"{text}{glue}{note}", status, found.seconds)

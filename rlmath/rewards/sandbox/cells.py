@@ -158,7 +158,7 @@ class Cell:
                     self._cpu_s = usage.ru_utime + usage.ru_stime
                 else:
                     self._others += 1
-        return self._others == 0 and _is_untouched()
+        return self._others == 0 and _folders() == self._job["folders"]
 
     def close(self) -> None:
         for descriptor in (self._code, self._output, self._done, self._pidfd):
@@ -195,24 +195,10 @@ def _memory_mib() -> float:
     return sum(resident.values())
 
 
-def _is_untouched() -> bool:
-    """Whether the writable folders are as :func:`_mark` left them."""
-    return [_print(folder) for folder in _WRITABLE] == _marks
-
-
-def _print(folder: str) -> tuple[int, int, int]:
-    found = os.stat(folder)
-    return found.st_mode, found.st_mtime_ns, found.st_ctime_ns
-
-
-_marks: list[tuple[int, int, int]] = []
-
-
-def _mark() -> None:
-    """Record the times of the writable folders, one of which any change in them changes."""
-    for folder in _WRITABLE:
-        os.utime(folder, (0, 0))
-    _marks[:] = [_print(folder) for folder in _WRITABLE]
+def _folders() -> list[tuple[int, int, int]]:
+    """Modes and times of the writable folders, one of which any change in them changes."""
+    found = map(os.stat, _WRITABLE)
+    return [(one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in found]
 
 
 def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
@@ -286,7 +272,9 @@ def _serve(job: dict[str, Any], link: int) -> None:
     os.environ.update(job["env"])
     sys.path.insert(0, "")
     sys.executable = job["argv"][0]
-    _mark()
+    for folder in _WRITABLE:
+        os.utime(folder, (0, 0))
+    job["folders"] = _folders()
     here = Cell(job)
     os.write(link, READY)
     while _answer(here, link):
