@@ -31,7 +31,6 @@ class ChatFormat(TurnFormat):
     """The format of a chat template. Raises ConfigError: it cannot be used; the message shows why.
 
     Args:
-        template: Jinja text.
         tools: Their schemas.
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
             left out.

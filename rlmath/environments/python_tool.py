@@ -52,7 +52,6 @@ class PythonTool(Tool):
     warm sandboxes.
 
     Args:
-        provider: Runs the code.
         limits: Limits of each call. A call with more output than ``output_kib`` is ended.
         output_bytes: Most bytes of a call's output; the middle of a longer one is left out.
         session: Keep the names of a sample's earlier calls, each of which has its own limits.
