@@ -22,7 +22,7 @@ from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox import CodeProvider, Limits, Program, ProviderError
 from rlmath.rewards.sandbox.cell import ERROR, MEMORY, OK
 from rlmath.rewards.sandbox.local import LocalProvider
-from rlmath.rewards.sandbox.warm import PRELOAD, CellResult, Sandbox, WarmSandboxes
+from rlmath.rewards.sandbox.warm import CellResult, Sandbox, WarmSandboxes
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,6 @@ class PythonTool(Tool):
         ahead: Warm sandboxes that are kept ready.
         most: Most warm sandboxes at a time. With more sessions, those that were not used for
             longest lose theirs; their next call first repeats the earlier ones.
-        preload: Packages that warm sandboxes import ahead, if they are installed.
     """
 
     name = "python"
@@ -73,7 +72,6 @@ class PythonTool(Tool):
         session: bool = False,
         ahead: int = 4,
         most: int = 256,
-        preload: tuple[str, ...] = PRELOAD,
     ) -> None:
         self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
         self.has_state = session
@@ -81,7 +79,7 @@ class PythonTool(Tool):
         reason = "the provider is not the local one"
         if isinstance(provider, LocalProvider):
             try:
-                self.pool = WarmSandboxes(provider, limits, ahead=ahead, most=most, preload=preload)
+                self.pool = WarmSandboxes(provider, limits, ahead=ahead, most=most)
                 self._owners = _Owners(self.pool, most)
                 with self.pool.one():  # one that works
                     return

@@ -200,18 +200,9 @@ class WarmSandboxes:
         limits: Limits of each call; ``output_kib`` ends a call with more output.
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
-        preload: Packages that are imported ahead, if they are installed.
     """
 
-    def __init__(
-        self,
-        provider: LocalProvider,
-        limits: Limits,
-        *,
-        ahead: int,
-        most: int,
-        preload: tuple[str, ...] = PRELOAD,
-    ) -> None:
+    def __init__(self, provider: LocalProvider, limits: Limits, *, ahead: int, most: int) -> None:
         if provider.level != "namespace":
             raise RewardSettingError(
                 f"warm sandboxes need level namespace, and this machine allows {provider.level}"
@@ -230,7 +221,7 @@ class WarmSandboxes:
             "limit_address_space": True,
             "stack_share": 1 / 16,
             "argv": provider.resolve(("{python}",)),
-            "preload": preload,
+            "preload": PRELOAD,
         }
         self._changed = threading.Condition()
         self._server: _Server | None = None

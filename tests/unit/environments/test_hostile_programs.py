@@ -27,11 +27,18 @@ pytestmark = pytest.mark.process
 LIMITS = Limits(cpu_s=1, wall_s=0.6, memory_mib=128, file_size_mib=8, output_kib=512, processes=12)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_packages():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlmath.rewards.sandbox.warm.PRELOAD", ())
+        yield
+
+
 def make():
     provider = LocalProvider()
     if provider.level != "namespace":
         pytest.skip("warm sandboxes need namespaces")
-    return PythonTool(provider, LIMITS, ahead=3, most=6, preload=(), output_bytes=2048)
+    return PythonTool(provider, LIMITS, ahead=3, most=6, output_bytes=2048)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +144,7 @@ def _as_other_user(victims):
     os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
     sys.executable = SYSTEM_PYTHON  # this one may be in a folder of root's
     provider = LocalProvider(level="namespace", python=SYSTEM_PYTHON)
-    tool = PythonTool(provider, LIMITS, ahead=2, most=4, preload=())
+    tool = PythonTool(provider, LIMITS, ahead=2, most=4)
     if tool.pool is None:
         return ["no warm sandboxes"]
     try:
@@ -194,7 +201,7 @@ def test_attempts_reach_their_target_outside(victims):
 
 
 def test_a_session_cannot_be_forged_or_left_running(tool):
-    kept = PythonTool(LocalProvider(), LIMITS, session=True, ahead=1, preload=())
+    kept = PythonTool(LocalProvider(), LIMITS, session=True, ahead=1)
     try:
         session, other = kept.begin(), kept.begin()
         # It says that it is done, and runs on.
@@ -230,7 +237,7 @@ def test_concurrent_calls_do_not_mix(tool):
 
 
 def test_close_ends_running_calls():
-    tool = PythonTool(LocalProvider(), Limits(cpu_s=60, wall_s=60.0), ahead=1, preload=())
+    tool = PythonTool(LocalProvider(), Limits(cpu_s=60, wall_s=60.0), ahead=1)
     failed = []
 
     def call():

@@ -36,8 +36,15 @@ LEVEL = LocalProvider().level
 warm_only = pytest.mark.skipif(LEVEL != "namespace", reason="warm sandboxes need namespaces")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_packages():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlmath.rewards.sandbox.warm.PRELOAD", ())
+        yield
+
+
 def make(provider=None, **settings):
-    given = {"limits": LIMITS, "ahead": 1, "most": 4, "preload": (), **settings}
+    given = {"limits": LIMITS, "ahead": 1, "most": 4, **settings}
     return PythonTool(provider or LocalProvider(), given.pop("limits"), **given)
 
 
@@ -146,12 +153,13 @@ def test_arguments_are_checked(tool):
     assert session.call({"code": "#" * 300_000}).status == "refused"
 
 
-def test_packages_of_the_environment_are_importable():
+def test_packages_of_the_environment_are_importable(monkeypatch):
     pytest.importorskip("sympy")
     if LEVEL != "namespace":
         pytest.skip("warm sandboxes need namespaces")
     # A child imports the package as well, on a busy machine.
-    tool = make(preload=("numpy.random", "sympy"), limits=replace(LIMITS, cpu_s=20, wall_s=20.0))
+    monkeypatch.setattr("rlmath.rewards.sandbox.warm.PRELOAD", ("numpy.random", "sympy"))
+    tool = make(limits=replace(LIMITS, cpu_s=20, wall_s=20.0))
     try:
         code = "import sympy, numpy as np\nnp.random.rand() + 0, sympy.factorint(84)"
         found = tool.run(code)
