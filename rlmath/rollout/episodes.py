@@ -7,6 +7,7 @@ the model said: its tokens stay, and an observation's tokens are added after the
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -28,9 +29,9 @@ from rlmath.errors import InfrastructureError, UserError
 from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# Waits before a turn is given again to an environment that does not work: its server may be
-# starting again. They are no time of the sample's calls.
-RETRY_AFTER_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+# A turn is given again to an environment that does not work so often at least, and for so long: its
+# server may be starting again. That is no time of the sample's calls.
+TRIES, RETRY_AFTER_S, RETRY_FOR_S = 3, 0.5, 30.0
 # Share of a round's samples that may fail for that reason; one always may.
 MAX_FAILED_SHARE = 0.05
 
@@ -97,6 +98,7 @@ class Episodes:
         self._max_turns, self._wall_s = max_turns, wall_s
         self._threads = DaemonThreads(parallel, "environment")
         self._done: queue.SimpleQueue[tuple[_Asked, Sample]] = queue.SimpleQueue()
+        self._down_since_s = math.inf  # No answer has come since then.
         self._stays: dict[_Key, _Stay] = {}
         self._waiting: dict[_Key, _Asked] = {}
         # Asked in a round that was cut; the next one asks again, and gets the same answer.
@@ -229,21 +231,26 @@ class Episodes:
             self._threads.end_one()
 
     def _try(self, asked: _Asked) -> Sample:
-        stay = asked.stay
-        for wait_s in (*RETRY_AFTER_S, None):
+        stay, failures, first_s = asked.stay, 0, math.inf
+        while True:
             asked.since_s = began_s = time.monotonic()
             try:
                 sample = self._outcome(asked.begun, asked.request.max_tokens, stay)
                 stay.spent_s += time.monotonic() - began_s
+                self._down_since_s = math.inf
                 return sample
             except InfrastructureError:
                 self._end(stay)
-                if wait_s is None or stay.is_over:
+                failures, now_s = failures + 1, time.monotonic()
+                first_s = min(first_s, now_s)
+                # Where nothing has worked for that long, each sample gets a few tries only.
+                self._down_since_s = min(self._down_since_s, now_s)
+                is_down = now_s - min(first_s, self._down_since_s) >= RETRY_FOR_S
+                if stay.is_over or (failures >= TRIES and is_down):
                     raise
             finally:
                 asked.since_s = None
-            time.sleep(wait_s)
-        raise AssertionError("unreachable")
+            time.sleep(RETRY_AFTER_S)
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         turns = self._turns(begun)
