@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlmath.checks.tools import tool_problems
 from rlmath.config.load import load
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.engines.tool_parsers import vllm_tool_parser
@@ -75,6 +76,11 @@ def test_a_parser_that_is_not_there_is_refused(tokenizer):
     for name in ("qwen9", "llama3_json"):  # The latter needs Llama's tokens.
         with pytest.raises(ConfigError, match=rf"rollout\.tool_parser={name}: "):
             vllm_tool_parser(name, tokenizer, [SCHEMA])
+    given = ["tools=[python,no]", "tool_format=chat", "tool_parser=qwen9", "python_provider=e"]
+    config = load(["model.path=m", "runner.run_dir=r", *(f"rollout.{one}" for one in given)])
+    problems = "".join(tool_problems(config))
+    for setting in ("tools=no", "tool_parser=qwen9", "python_provider=e"):
+        assert f"rollout.{setting}: " in problems, "all of them are named at once"
 
 
 def test_vllms_parser_of_hermes_takes_what_it_cannot_read_for_the_answer(tokenizer):

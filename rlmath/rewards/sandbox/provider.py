@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlmath.errors import InfrastructureError
 from rlmath.rewards.base import RewardSettingError
 
 Status = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "disk_limit"]
 
 
-class ProviderError(Exception):
+class ProviderError(InfrastructureError):
     """The provider failed, so nothing is known about the program."""
 
 

@@ -130,7 +130,7 @@ def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):
     config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]"])
     for key, setting in by_key().items():
         rule, name = setting.only_with, key.removeprefix("rollout.")
-        if rule is not None and rule.also == "rollout.environment" and name != key:
+        if rule is not None and rule.setting == "rollout.tools" and name != key:
             assert name in tool_settings(config) or name == "parallel_calls", key
     # Also one that a plug-in registers.
     file = tmp_path / "mine.py"

@@ -25,6 +25,7 @@ GLUE, SEEN = (10,), (20, 21)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 0.0)
 
 
 def request(begun, max_tokens=100):
@@ -132,6 +133,33 @@ def test_a_sample_whose_environment_stays_broken_fails_and_carries_no_error_as_t
         sample = episodes.finish(sample)
     assert sample.finish_reason == "failed" and "the sandbox is gone" in sample.failure
     assert sample.token_ids.tolist() == [0, 1, 2, 3] and len(environment.asked) == module.TRIES
+
+
+def test_a_server_that_is_down_for_seconds_costs_the_sample_neither_its_answer_nor_its_time(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.1)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 10.0)
+    begun_s = time.monotonic()
+
+    def answer(turns):
+        return raise_broken(turns) if time.monotonic() < begun_s + 0.5 else "seen"
+
+    with playing(answer, wall_s=0.3) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+    assert sample.finish_reason == "cut" and environment.begun == environment.closed > 2
+
+
+def test_an_environment_that_never_works_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.05)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 1.0)
+    with playing(raise_broken) as (episodes, environment):
+        asked = []
+        for index in range(2):
+            _, sample = outcome(episodes, request(turn(index=index)))
+            assert sample.finish_reason == "failed"
+            asked.append(len(environment.asked) - sum(asked))
+    assert asked[0] > module.TRIES == asked[1]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
