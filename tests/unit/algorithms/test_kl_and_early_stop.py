@@ -86,13 +86,6 @@ def test_kl_coefficient_follows_its_target():
     assert next_kl_coef(0.1, 0.066, 0.06, 1000, 1000) == pytest.approx(0.11)
 
 
-def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
-    kl = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    mask = torch.tensor([True, True, False, True, True])
-    got = kl_in_reward(kl, mask, torch.tensor([3, 2]), 0.5)
-    assert got.tolist() == [-1.5, -1.0, 0.0, -12.0, -8.0]
-
-
 @pytest.mark.parametrize(
     "kind, step, want",
     [
