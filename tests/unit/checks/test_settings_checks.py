@@ -81,6 +81,14 @@ def test_numbers_out_of_range(refusal: Callable[..., str], override: str, expect
     assert expected in refusal(override)
 
 
+def test_a_layout_that_does_not_divide_is_reported_beside_numbers_out_of_range(
+    refusal: Callable[..., str],
+) -> None:
+    given = "cluster=gpu8", "actor.context_parallel=3", "rollout.temperature=-1"
+    message = refusal(*given, machine=GPU_MACHINE)
+    assert "rollout.temperature=-1.0" in message and "context_parallel 3 = 3 GPUs" in message
+
+
 def test_ranges_hold_at_their_ends() -> None:
     share = by_key()["eval.top_p"].limits
     assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [
