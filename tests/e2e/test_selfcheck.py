@@ -1,5 +1,7 @@
 """``rlmath selfcheck gpu`` on CPU: every check runs once, and finds faults that were planted."""
 
+import json
+
 import pytest
 
 from rlmath.commands.selfcheck import report
@@ -48,7 +50,8 @@ def test_selfcheck_command_passes(tmp_path):
     assert str(tmp_path / "selfcheck.md") in done.stdout
     assert marked_processes("selfcheck") == []
 
-    content = report.read_results((tmp_path / "selfcheck.md").read_text(encoding="utf-8"))
+    text = (tmp_path / "selfcheck.md").read_text(encoding="utf-8")
+    content = json.loads(text.rsplit("```json\n", 1)[1].rsplit("\n```", 1)[0])
     checks = {one["name"]: one for one in content["checks"]}
     figures = {
         name: {one["name"]: one["value"] for one in check["figures"]}
