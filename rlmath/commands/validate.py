@@ -11,7 +11,7 @@ cannot be used.
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +104,15 @@ def _layout(model: Path, config: Config) -> tuple[Layout, bool]:
 def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], list[int]]]:
     from transformers import AutoTokenizer
 
+    from rlmath.checks.data_rows import rows_of
+    from rlmath.data.files import MalformedRowError
+
     tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
     result: list[tuple[list[int], list[int]]] = []
-    if not path.is_file():
-        raise UserError(f"--data {path}: no such file")
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if len(result) == count:
-                break
-            try:
-                row = json.loads(line)
-                pair = row["prompt"], row["response"]
-            except (ValueError, KeyError) as error:
-                raise UserError(f"{path}:{number}: no prompt and response: {error!r}") from None
-            prompt, response = (tokenizer.encode(t, add_special_tokens=False) for t in pair)
-            result.append((prompt, response))
-    if not result:
-        raise UserError(f"{path} has no lines")
+    for row in itertools.islice(rows_of(str(path)), count):
+        if isinstance(row.fields, MalformedRowError) or not {"prompt", "response"} <= {*row.fields}:
+            raise UserError(f"{row.place}: no prompt and response")
+        pair = row.fields["prompt"], row.fields["response"]
+        prompt, response = (tokenizer.encode(t, add_special_tokens=False) for t in pair)
+        result.append((prompt, response))
     return result

@@ -191,7 +191,7 @@ CASES = {
     ),
     "a tokenizer with more ids than rows": (
         lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 300}}}'),
-        "ids up to 300, and the embedding has 261 rows",
+        "ids up to 300, 'a', and the embedding has 261 rows",
     ),
     "dynamic rope": (
         lambda f: config(f, rope_scaling={"type": "dynamic", "factor": 2.0}),
