@@ -1,4 +1,4 @@
-"""Which trainer rank sends which run of which tensor in a weight sync: an oracle, by the tables."""
+"""Runs of tensors that each trainer rank sends in a weight sync: an oracle, by the tables."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Value = float | int | str | bool
 
 
 def phase_words(phases: list[str]) -> str:
-    """Where a check is, for a message: ``in the phase 'load'`` after a space; empty outside any."""
+    """Words for a message, such as ``in the phase 'load'`` after a space; empty outside any."""
     return f" in the phase {phases[-1]!r}" if phases else ""
 
 
