@@ -40,7 +40,7 @@ FACTS = (
     ("learning rate", "actor.optimizer.lr"),
     ("seed", "runner.seed"),
 )
-# Those of an SFT.
+# Settings of an SFT in their place.
 _SFT_FACTS = {
     "model.path": "model.path",
     "data.train_paths": "sft.train_paths",
