@@ -12,7 +12,7 @@ import torch
 
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import measure
-from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_rope, rope_back
+from rlmath.commands.drill.in_engines import other_epsilon, other_rope, put_back
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.errors import WeightsError
@@ -181,10 +181,10 @@ class Margins:
             self.update()
             self.sync()
             yield self.row("healthy, updated")
-        for fault, back in ((other_epsilon, epsilon_back), (other_rope, rope_back)):
+        for fault in (other_epsilon, other_rope):
             self.pool.call_workers(fault)
             yield self.row(str(fault.__doc__))
-            self.pool.call_workers(back)
+            self.pool.call_workers(put_back)
         for fault in (bit_flip, swap_gate_and_up):
             self.pool.call_workers(fault)
             yield self.row(str(fault.__doc__))

@@ -243,13 +243,11 @@ def _run(command: str, options: argparse.Namespace) -> int:
     ready = start.ready(composed.config, command, check_only=options.check)  # type: ignore[arg-type]
     config, found = ready.config, ready.continuation
     print("\n".join(_overview(composed, config, command, ready.machine)), flush=True)
-    print("".join(f"warning  {text}\n" for text in ready.warnings), end="", flush=True)
-    if found is not None:
-        print(found.describe(), flush=True)
-        if found.finished:
-            if not options.check:
-                _finish_mirror(config)
-            return 0
+    ready.report()
+    if ready.is_finished:
+        if not options.check:
+            _finish_mirror(config)
+        return 0
     if options.check:
         from rlmath.checks.trial import trial
 

@@ -13,6 +13,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.config.eval import BenchmarkItem
 from rlmath.config.options import complete
 from rlmath.config.schema import Config
+from rlmath.config.settings import replace_values
 from rlmath.data import load_tokenizer
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.errors import ConfigError, UserError
@@ -57,15 +58,13 @@ def with_benchmark(config: Config, name: str | None, settings: Mapping[str, Any]
     if name is None:
         if not config.data.eval_paths:
             raise ConfigError("evaluate: name a benchmark, as data.eval_paths has no problems")
-        return dataclasses.replace(config, eval=dataclasses.replace(config.eval, benchmarks=[]))
+        return replace_values(config, {"eval.benchmarks": []})
     try:
         item = BenchmarkItem(name=name, **settings)
     except TypeError as error:
         names = ", ".join(one.name for one in dataclasses.fields(BenchmarkItem))
         raise ConfigError(f"evaluate: {error}; a benchmark has {names}") from error
-    chosen = dataclasses.replace(config.eval, benchmarks=[item])
-    data = dataclasses.replace(config.data, eval_paths=[])
-    config = dataclasses.replace(config, eval=chosen, data=data)
+    config = replace_values(config, {"eval.benchmarks": [item], "data.eval_paths": []})
     complete(config)
     if problems := list(benchmark_problems(config, "evaluate")):
         raise ConfigError.of(problems)
@@ -100,8 +99,7 @@ def evaluate(training: Training, config: Config, step: int) -> Mapping[str, floa
 def _within_room(training: Training, config: Config) -> list[HeldOut]:
     """The benchmark, with response limits that fit the engines beside its longest prompt."""
     room = training.parts.run.sampling.pool.spec.max_sequence_tokens
-    data = dataclasses.replace(config.data, max_prompt_tokens=room - 1)
-    styled = dataclasses.replace(config, data=data)
+    styled = replace_values(config, {"data.max_prompt_tokens": room - 1})
     found = []
     for one in load_held_out(styled, load_tokenizer(config.model.path)):
         longest = max(len(problem.prompt_token_ids) for problem in one.problems)

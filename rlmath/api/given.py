@@ -207,7 +207,7 @@ class Given:
         name = self._free_name(value)
         path = self._folder / f"{name}.py"
         sent = value if part is None else (value, *(known or (name, Options, None))[1:])
-        digest = source_hash(sent)
+        digest, shown = source_hash(sent), value.source if isinstance(value, _Copies) else value
         mark = f"{_MARK}{digest}\n"
         # A pickle of the same source may differ in its bytes, and a resume compares files.
         if not (path.is_file() and mark in path.read_text(encoding="utf-8")):
@@ -215,7 +215,7 @@ class Given:
                 f"# {name}, given in Python as {argument}; written by rlmath.Run. Below is its",
                 "# source, and the pickled object, which is what runs.",
                 f"{mark}#",
-                *(f"#     {line}" for line in source_text(_preview(value)).splitlines()),
+                *(f"#     {line}" for line in source_text(shown).splitlines()),
                 "",
                 *_unpickling(argument, name, sent),
                 "",
@@ -255,10 +255,6 @@ class _Copies:
 def _has_place(rows: Any) -> bool:
     """Whether rows can be read on demand, and again after a resume."""
     return all(callable(getattr(rows, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
-def _preview(value: Any) -> Any:
-    return value.source if isinstance(value, _Copies) else value
 
 
 def _endless(argument: str, key: str) -> str:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rlmath.api.given import PARTS, Given
@@ -127,9 +126,7 @@ class Run:
                 words += _own_model(config)
                 config = compose_settings(words, config_dir).config
             ready = start.ready(config, "train")
-        print("".join(f"warning  {text}\n" for text in ready.warnings), end="", flush=True)
-        if ready.continuation is not None:
-            print(ready.continuation.describe(), flush=True)
+        ready.report()
         folder = [] if config_dir is None else ["--config-dir", str(config_dir)]
         resume = [word for word in words if not word.startswith("runner.resume=")]
         line = ["rlmath", "train", *folder, *resume, "runner.resume=auto"]
@@ -238,12 +235,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -27,6 +27,8 @@ from rlmath.monitor.run_settings import (
     ATTEMPTS_FILE,
     CONFIG_FILE,
     NOT_COMPARED,
+    SFT_CONFIG_FILE,
+    SFT_EXPORTED_FILE,
     Change,
     attempt_of,
     attempts,
@@ -35,7 +37,6 @@ from rlmath.monitor.run_settings import (
     settings_in,
 )
 
-SFT_CONFIG_FILE = "sft_config.yaml"
 CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
 GUARDED = ("model.path", "algorithm", "reward", "teacher.path", "plugins", "plugin_hashes")
@@ -55,7 +56,7 @@ class _Loop:
 
 LOOPS = {
     "train": _Loop(CONFIG_FILE, "checkpoints", "exported.json", GUARDED),
-    "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft_exported.json", ("model.path",)),
+    "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", SFT_EXPORTED_FILE, ("model.path",)),
 }
 
 

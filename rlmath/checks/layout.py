@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 from rlmath.cluster import placement
@@ -10,9 +11,10 @@ from rlmath.config.arithmetic import RunLayout, batch_of
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.rollout import KvCacheDtype
 from rlmath.config.schema import Config, Device, DType, Recompute
-from rlmath.errors import UserError
+from rlmath.config.settings import replace_values
+from rlmath.errors import ConfigError, UserError
 from rlmath.model.families import QkNorm
-from rlmath.model.parallel import chunk_problem, even_stages, stage_problem
+from rlmath.model.parallel import Layout, chunk_problem, even_stages, stage_problem
 from rlmath.model.spec import ModelSpec
 
 # vLLM hands out its CPU cache in blocks of this many tokens.
@@ -101,10 +103,30 @@ def model_splits(config: Config, model: ModelSpec, command: str) -> Iterator[str
         yield from tensor_parallel_problems("rollout", config.rollout.tensor_parallel, model, 0)
 
 
-def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str]:
+def divided_layout(config: Config, model: ModelSpec) -> Layout:
+    """The actor's layout with one copy of the model, or as many as its experts spread over. Raises
+    ConfigError: the model does not divide so."""
+    actor = config.actor
+    tensor, ranks = actor.tensor_parallel, actor.expert_parallel
+    layout = Layout(
+        tensor,
+        actor.pipeline_parallel,
+        math.lcm(tensor, ranks) // tensor,
+        expert_parallel=ranks,
+        pipeline_layers=tuple(actor.pipeline_layers or ()),
+        virtual_stages=actor.virtual_stages,
+    )
+    shared = replace_values(config, {"actor.sequence_parallel": tensor > 1})
+    problems = [*model_splits(shared, model, "train"), *experts(shared, model, layout)]
+    if problems:
+        raise ConfigError.of(problems)
+    return layout
+
+
+def experts(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
     """Expert-parallel ranks get whole experts, or tensor ranks equal parts of each."""
     ranks, tensor = config.actor.expert_parallel, config.actor.tensor_parallel
-    data = layout.actor.data_parallel
+    data = layout.data_parallel
     of_stage = tensor * data
     if not model.experts:
         if ranks > 1:
@@ -125,9 +147,9 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
             f"leaves {model.moe_ffn % tensor}; share experts out whole, with "
             "actor.expert_parallel of 2 or more"
         )
-    if layout.actor.context_parallel > 1:
+    if layout.context_parallel > 1:
         yield (
-            f"actor.context_parallel={layout.actor.context_parallel}: an MoE needs whole "
+            f"actor.context_parallel={layout.context_parallel}: an MoE needs whole "
             "sequences; set it to 1"
         )
     if tensor > 1 and not config.actor.sequence_parallel:

@@ -106,13 +106,15 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.forward_budget(config)
     model = known_model(config)
     yield from share_prompts(config, model, device, command)
-    if wrong_numbers:
-        return  # Sizes that are not positive cannot be divided by.
     layout = None
     try:
-        layout = arithmetic.resolve_layout(config, device)
+        # Sizes that are not positive cannot be divided by.
+        if not any(out_of_range(config, int)):
+            layout = arithmetic.resolve_layout(config, device)
     except ConfigError as error:
         yield str(error)
+    if wrong_numbers:
+        return
     if layout is not None:
         yield from check_layout.batch_divides(config, layout, command)
         yield from check_layout.tensor_groups_have_nodes(config, layout, command)
@@ -135,7 +137,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
             yield from routing_model(config, model)
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":
-            yield from check_layout.experts(config, model, layout)
+            yield from check_layout.experts(config, model, layout.actor)
             yield from fp8_model(config, model, layout.actor)
             yield from linear_attention_problems(config, model, layout.actor)
         if device is Device.cpu:

@@ -29,6 +29,16 @@ class Ready:
     # The checkpoint that is continued; None: the command starts from the beginning.
     continuation: attempts.Continuation | None
 
+    @property
+    def is_finished(self) -> bool:
+        return self.continuation is not None and self.continuation.finished
+
+    def report(self) -> None:
+        """Print warnings, and what is continued."""
+        print("".join(f"warning  {text}\n" for text in self.warnings), end="", flush=True)
+        if self.continuation is not None:
+            print(self.continuation.describe(), flush=True)
+
 
 def ready(config: Config, command: Command, *, check_only: bool = False) -> Ready:
     """Check settings, files and servers; download a model of the hub that is missing.

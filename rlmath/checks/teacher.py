@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlmath.checks.files import vllm_pattern
 from rlmath.checks.layout import cpu_cache_problem, cpu_heads_problem, tensor_parallel_problems
 from rlmath.checks.linear_attention import cpu_kernel_problems
-from rlmath.checks.weight_files import folder_problems
+from rlmath.checks.weight_files import folder_problems, vocabulary
 from rlmath.config.arithmetic import teacher_sequence_tokens
 from rlmath.config.schema import Config, Device, DType
 from rlmath.config.settings import by_key, value_of, value_text
@@ -135,7 +134,7 @@ def _vocabulary(config: Config, path: str) -> Iterator[str]:
     if own_path != TINY and not Path(own_path).is_dir():
         return  # Reported elsewhere, or checked after the download.
     try:
-        own, other = vocabulary(own_path), vocabulary(path)
+        own, other = vocabulary_in(own_path), vocabulary_in(path)
     except UserError as error:
         yield f"teacher.path={path}: its vocabulary cannot be compared with the policy's: {error}"
         return
@@ -151,24 +150,15 @@ def _vocabulary(config: Config, path: str) -> Iterator[str]:
         )
 
 
-def vocabulary(path: str) -> dict[int, str]:
-    """The token of each id, those that were added included. Raises UserError: it has no
-    tokenizer.json that can be read."""
+def vocabulary_in(path: str) -> dict[int, str]:
+    """:func:`vocabulary` of a folder. Raises UserError: it has no tokenizer.json that can be
+    read."""
     file = Path(path) / "tokenizer.json"
     try:
         if path == TINY:
             from rlmath.model.tiny_tokenizer import fast_tokenizer
 
-            made = json.loads(fast_tokenizer().to_str())
-        else:
-            made = json.loads(file.read_text(encoding="utf-8"))
-        model = made["model"]["vocab"]
-        # By token in most tokenizers; in Unigram a list of pairs, in which the place is the id.
-        if isinstance(model, dict):
-            tokens = {index: token for token, index in model.items()}
-        else:
-            tokens = {index: pair[0] for index, pair in enumerate(model)}
-        tokens.update((one["id"], one["content"]) for one in made.get("added_tokens") or ())
+            return vocabulary(fast_tokenizer().to_str())
+        return vocabulary(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{file} cannot be read ({type(error).__name__}: {error})") from error
-    return tokens

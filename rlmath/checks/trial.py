@@ -33,8 +33,9 @@ from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
 from rlmath.plugins.source import is_path
+from rlmath.rewards.made_sample import made_sample
 from rlmath.rewards.registry import available_rewards, reads_golds
-from rlmath.types import Problem, Sample
+from rlmath.types import Problem
 
 if TYPE_CHECKING:
     from rlmath.rewards.mix import RewardMix
@@ -292,23 +293,9 @@ def _is_own(name: str) -> bool:
 
 def _call(mix: RewardMix, problem: Problem, tokenizer: LightTokenizer) -> Iterator[str]:
     """Call rewards on a response with the accepted answer, and on one without."""
-    import numpy as np
-
     texts = (f"The answer is \\boxed{{{problem.answers[0]}}}.", "I do not know.")
-    samples = [
-        Sample(
-            problem_id=problem.id,
-            index=index,
-            token_ids=np.array(tokenizer(text, add_special_tokens=False).input_ids, np.int32),
-            log_probs=np.zeros(0, np.float32),
-            text=text,
-            finish_reason="stop",
-            spans=((0, 0),),
-            seed=index,
-            engine=0,
-        )
-        for index, text in enumerate(texts)
-    ]
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    samples = [made_sample(problem.id, index, ids[index], text) for index, text in enumerate(texts)]
     mix.check_columns([problem])
     right, wrong = mix.score_group(problem, samples)
     for label in right.rewards:

@@ -170,28 +170,34 @@ def not_finite_weight(folder: Path) -> str | None:
     return not_finite((name, tensor) for name, tensor in found if name in wanted)
 
 
+def vocabulary(tokenizer: str) -> dict[int, str]:
+    """The token of each id, those that were added included, by the text of a tokenizer.json."""
+    made = json.loads(tokenizer)
+    model = made["model"]["vocab"]
+    # By token in most tokenizers; in Unigram a list of pairs, in which the place is the id.
+    if isinstance(model, dict):
+        tokens = {index: token for token, index in model.items()}
+    else:
+        tokens = {index: pair[0] for index, pair in enumerate(model)}
+    return tokens | {one["id"]: one["content"] for one in made.get("added_tokens") or ()}
+
+
 def tokenizer_misfit(folder: Path) -> str | None:
     """Whether the tokenizer gives ids that the embedding has no row for.
 
     An engine would fail at the first such token, again and again.
     """
     try:
-        tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        vocabulary = tokenizer["model"]["vocab"]
-        # By token in most tokenizers; in Unigram a list, in which the place is the id.
-        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        added = {one["id"]: one["content"] for one in tokenizer.get("added_tokens", ())}
-        largest = max((*ids, *added), default=-1)
-    except (OSError, ValueError, KeyError, TypeError):
+        tokens = vocabulary((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None  # Another form; transformers reads it later.
-    rows = read_model_spec(folder).vocab
+    rows, largest = read_model_spec(folder).vocab, max(tokens, default=-1)
     if largest < rows:
         return None
-    name = f", {added[largest]!r}" if largest in added else ""
     return (
-        f"tokenizer.json has ids up to {largest}{name}, and the embedding has {rows} rows "
-        "(vocab_size in config.json); use the tokenizer that was published with the model, or add "
-        "rows with resize_token_embeddings of transformers"
+        f"tokenizer.json has ids up to {largest}, {tokens[largest]!r}, and the embedding has "
+        f"{rows} rows (vocab_size in config.json); use the tokenizer that was published with the "
+        "model, or add rows with resize_token_embeddings of transformers"
     )
 
 

@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlmath.config.command_line import Given
 from rlmath.model.hub import local_model
 from rlmath.utils.command_line import without_warnings
-
-if TYPE_CHECKING:
-    from rlmath.device import Platform
-
 
 # For each direction, the settings of a run that mean the same here.
 SETTINGS = {"to-hf": ("model.path", "plugins"), "to-megatron": ("model.dtype", "plugins")}
@@ -62,6 +57,7 @@ def _export(options: argparse.Namespace, given: Given) -> int:
         check_export_target,
         model_of_run,
         read_checkpoint,
+        to_hf,
         use_plugins_of_run,
     )
     from rlmath.validation.processes import ONE_RANK, on_ranks
@@ -74,7 +70,7 @@ def _export(options: argparse.Namespace, given: Given) -> int:
     folder, overwrite = options.folder, options.overwrite
     check_export_target(folder, options.checkpoint, source, overwrite)
     print(f"{saved.spec['architecture']}, saved at {saved.layout}, {saved.dtype}")
-    count = on_ranks(ONE_RANK, _to_hf, (options.checkpoint, folder, source, overwrite))
+    count = on_ranks(ONE_RANK, to_hf, (options.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not options.no_alignment:
         from rlmath.engines.vllm_log_probs import vllm_side
@@ -88,14 +84,6 @@ def _export(options: argparse.Namespace, given: Given) -> int:
         print(report.table())
         report.check()
     return 0
-
-
-def _to_hf(
-    platform: Platform, checkpoint: Path, folder: Path, source: Path, overwrite: bool
-) -> int:
-    from rlmath.validation.convert import to_hf
-
-    return to_hf(checkpoint, folder, source, platform, overwrite)
 
 
 def _take(options: argparse.Namespace, given: Given) -> int:

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError.of(problems)
     ready = start.ready(given, "evaluate")
     print(overview.describe_evaluation(ready.config), flush=True)
-    print("".join(f"warning  {text}\n" for text in ready.warnings), end="", flush=True)
+    ready.report()
     target = folder / KEPT_FILE
     target.unlink(missing_ok=True)  # It may be of other settings.
 
@@ -91,10 +91,9 @@ def run(options: argparse.Namespace) -> int:
     if not options.sft:
         return 0
     found = start.ready(fine_tuning, "sft")
-    if found.continuation is not None:
-        print(found.continuation.describe(), flush=True)
-        if found.continuation.finished:
-            return 0
+    found.report()
+    if found.is_finished:
+        return 0
     from rlmath.training import sft
 
     return sft.run(found.config)

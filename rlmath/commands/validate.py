@@ -11,13 +11,12 @@ cannot be used.
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import itertools
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.actor import ActorConfig
 from rlmath.config.command_line import Given, count
+from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.model.hub import local_model
 from rlmath.model.parallel import Layout
@@ -68,7 +67,7 @@ def _compare(options: argparse.Namespace, given: Given) -> int:
 
     dtype = given.get("model.dtype")
     dtype = torch.float32 if dtype is None else getattr(torch, dtype.value)
-    layout, sequence_parallel = _layout(model, given.config.actor)
+    layout, sequence_parallel = _layout(model, given.config)
     if options.data:
         batch = batch_of(_sequences(options.data, model, options.sequences))
     else:
@@ -86,17 +85,13 @@ def _files(out: Path) -> tuple[Path, Path]:
     return out.with_suffix(".json"), out.with_suffix(".png")
 
 
-def _layout(model: Path, actor: ActorConfig) -> tuple[Layout, bool]:
+def _layout(model: Path, config: Config) -> tuple[Layout, bool]:
     """Megatron's layout, and whether it shares tokens; refused where the model does not divide."""
+    from rlmath.checks.layout import divided_layout
     from rlmath.model.spec import read_model_spec
-    from rlmath.weights.plan import plan_weights
 
-    tp, ep = actor.tensor_parallel, actor.expert_parallel
-    # Experts spread over as many copies of the other layers as they need.
-    copies = math.lcm(tp, ep) // tp
-    layout = Layout(tp, actor.pipeline_parallel, copies, expert_parallel=ep)
-    spec = read_model_spec(model)
-    plan_weights(spec, layout, Layout())
+    actor, spec = config.actor, read_model_spec(model)
+    layout, tp = divided_layout(config, spec), actor.tensor_parallel
     if actor.sequence_parallel and tp == 1:
         raise UserError(
             "actor.sequence_parallel=true: it shares tokens between tensor-parallel ranks, and "
@@ -109,21 +104,15 @@ def _layout(model: Path, actor: ActorConfig) -> tuple[Layout, bool]:
 def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], list[int]]]:
     from transformers import AutoTokenizer
 
+    from rlmath.checks.data_rows import rows_of
+    from rlmath.data.files import MalformedRowError
+
     tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
     result: list[tuple[list[int], list[int]]] = []
-    if not path.is_file():
-        raise UserError(f"--data {path}: no such file")
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if len(result) == count:
-                break
-            try:
-                row = json.loads(line)
-                pair = row["prompt"], row["response"]
-            except (ValueError, KeyError) as error:
-                raise UserError(f"{path}:{number}: no prompt and response: {error!r}") from None
-            prompt, response = (tokenizer.encode(t, add_special_tokens=False) for t in pair)
-            result.append((prompt, response))
-    if not result:
-        raise UserError(f"{path} has no lines")
+    for row in itertools.islice(rows_of(str(path)), count):
+        if isinstance(row.fields, MalformedRowError) or not {"prompt", "response"} <= {*row.fields}:
+            raise UserError(f"{row.place}: no prompt and response")
+        pair = row.fields["prompt"], row.fields["response"]
+        prompt, response = (tokenizer.encode(t, add_special_tokens=False) for t in pair)
+        result.append((prompt, response))
     return result

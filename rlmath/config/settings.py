@@ -117,10 +117,10 @@ def replace_values(config: Any, values: Mapping[str, Any]) -> Any:
     return dataclasses.replace(config, **own, **sections)
 
 
-def out_of_range(config: Config) -> Iterator[str]:
-    """A message for each number outside its range."""
+def out_of_range(config: Config, *kinds: type) -> Iterator[str]:
+    """A message for each number outside its range. ``kinds``: types to look at; none: all."""
     for setting in settings():
-        if setting.type not in (int, float):
+        if setting.type not in (kinds or (int, float)):
             continue
         for key, value in _values(config, setting.key):
             if value is not None and not setting.limits.holds(value):

@@ -110,4 +110,4 @@ def _export(checkpoint: str, folder: str, source: str) -> None:
     from rlmath.validation.convert import to_hf
     from rlmath.validation.processes import open_process
 
-    to_hf(checkpoint, folder, source, open_process())
+    to_hf(open_process(), checkpoint, folder, source)

@@ -23,12 +23,15 @@ from rlmath.monitor.monitor import WARNINGS_FILE
 from rlmath.monitor.run_settings import (
     ATTEMPTS_FILE,
     CONFIG_FILE,
+    SFT_CONFIG_FILE,
+    SFT_EXPORTED_FILE,
     Attempt,
     attempt_of,
     attempts,
     flat,
     history,
     resume_steps,
+    settings_in,
 )
 from rlmath.monitor.samples import FOLDER as SAMPLES
 from rlmath.monitor.summary import read_summary
@@ -36,6 +39,7 @@ from rlmath.monitor.writer import DECISIONS_FILE, METRICS_FILE, STEP, TIME, read
 from rlmath.utils.run_lock import LOCK_FILE
 
 TRAINING = "step"
+SFT_LOG = "sft_log"
 _STEPS_IN_ESTIMATE = 10
 Row = Mapping[str, Any]
 _SAMPLES_FILE = re.compile(r"((?:step|eval\w*?))_(\d+)\.jsonl(?:\.gz)?")
@@ -51,19 +55,27 @@ class SamplesFile:
 
 class RunFolder:
     """A run as its files have it. Each file is read when it is first asked for, and then kept.
-    ``folder``: the run's ``runner.run_dir``. ``damaged``: lines of samples that could not be read,
-    by file, as far as files were read. Raises UserError: there is no run."""
+    ``folder``: the run's ``runner.run_dir``. ``is_sft``: ``rlmath sft`` alone has run there.
+    ``damaged``: lines of samples that could not be read, by file, as far as files were read. Raises
+    UserError: there is no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.damaged: Counter[str] = Counter()
         if not self.folder.is_dir():
             raise UserError(f"{folder} is not a folder; give the runner.run_dir of a run")
-        if not (self.folder / METRICS_FILE).is_file() and not (self.folder / SAMPLES).is_dir():
+        has_begun = (self.folder / METRICS_FILE).is_file() or (self.folder / SAMPLES).is_dir()
+        self.is_sft = not has_begun and (self.folder / SFT_LOG / METRICS_FILE).is_file()
+        self._log = self.folder / SFT_LOG if self.is_sft else self.folder
+        if not has_begun and not self.is_sft:
             raise UserError(
                 f"{folder} has neither {METRICS_FILE} nor {SAMPLES}/; give the runner.run_dir of a "
                 "run that has begun its first step"
             )
+
+    @property
+    def checkpoints(self) -> str:
+        return "sft_checkpoints" if self.is_sft else "checkpoints"
 
     @property
     def name(self) -> str:
@@ -71,7 +83,10 @@ class RunFolder:
 
     @functools.cached_property
     def attempts(self) -> list[Attempt]:
-        return attempts(self.folder)
+        if not self.is_sft:
+            return attempts(self.folder)
+        file = self.folder / SFT_CONFIG_FILE
+        return [Attempt(0, settings_in(file))] if file.is_file() else []
 
     def settings_of(self, step: int) -> Mapping[str, Any]:
         """The settings of a step, nested as in YAML. Raises UserError: the run has not noted
@@ -92,11 +107,11 @@ class RunFolder:
 
     @functools.cached_property
     def resumed_after(self) -> list[int]:
-        return resume_steps(self.folder)
+        return resume_steps(self._log)
 
     @functools.cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        return read_metrics(self.folder)
+        return read_metrics(self._log)
 
     @functools.cached_property
     def decisions(self) -> list[dict[str, Any]]:
@@ -183,13 +198,16 @@ class RunFolder:
     @property
     def total_steps(self) -> int:
         """The number of the run's last step; 0 where it is not known."""
-        return int(self.settings.get("runner.steps") or 0)
+        return int(self.settings.get("sft.steps" if self.is_sft else "runner.steps") or 0)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step was done and the summary is of it."""
-        wanted = self.settings.get("runner.steps")
-        return self.last_step == wanted and read_summary(self.folder).get("steps") == wanted
+        """Whether the last step was done and the summary, or the model of an SFT, is of it."""
+        done = read_summary(self.folder).get("steps")
+        if self.is_sft:
+            exported = json_objects(self.folder / SFT_EXPORTED_FILE)
+            done = next((one.get("step") for one in exported), None)
+        return bool(self.total_steps) and self.last_step == self.total_steps == done
 
     @functools.cached_property
     def holder(self) -> tuple[int, str] | None:
@@ -221,8 +239,7 @@ class RunFolder:
         return self.holder is not None and self.holder[1] != socket.gethostname()
 
     def state(self) -> str:
-        wanted = self.settings.get("runner.steps")
-        of = f" of {wanted}" if wanted is not None else ""
+        of = f" of {self.total_steps}" if self.total_steps else ""
         if self.is_finished:
             return f"finished: {self.last_step} steps"
         where = f"step {self.last_step}{of}"
@@ -246,7 +263,7 @@ class RunFolder:
 
     def _of_steps(self, name: str) -> list[dict[str, Any]]:
         """The lines of a file, each about a step."""
-        lines = json_objects(self.folder / name)
+        lines = json_objects(self._log / name)
         return [line for line in lines if isinstance(line.get(STEP), int)]
 
 

@@ -13,6 +13,8 @@ from omegaconf import OmegaConf
 from rlmath.monitor.files import json_objects
 
 CONFIG_FILE = "config.yaml"
+SFT_CONFIG_FILE = "sft_config.yaml"
+SFT_EXPORTED_FILE = "sft_exported.json"
 ATTEMPTS_FILE = "attempts.jsonl"
 # The way of resuming does not change results.
 NOT_COMPARED = ("runner.resume", "runner.accept_changes")

@@ -7,7 +7,6 @@ another of ``rlmath.quickstart.EXPERIMENTS`` if they name it.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
 from rlmath.config.lora import LoraConfig
 from rlmath.config.schema import Config
+from rlmath.config.settings import replace_values
 from rlmath.monitor.progress import duration
 from rlmath.monitor.summary import read_summary, update_summary
 from rlmath.quickstart import EXPERIMENTS, make_problems, make_products, make_tiny_model
@@ -35,7 +35,7 @@ def main(overrides: Sequence[str]) -> int:
     config = load.load([*experiment, *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
-    config = _on_model(config, warm_start(config, machine))
+    config = replace_values(config, {"model.path": str(warm_start(config, machine))})
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
     print(arithmetic.describe(config, layout), overview.describe_training(config), sep="\n")
@@ -54,12 +54,13 @@ def warm_start(config: Config, machine: Machine) -> Path:
     """Make the model and the problems, and fine-tune the model to its weak start. Returns the
     folder of the model that the run begins with."""
     _make_material(config)
-    checks.check(_without_lora(config), "sft", machine)
+    # A random model has nothing that adapters could be added to.
+    config = replace_values(config, {"actor.lora": LoraConfig()})
+    checks.check(config, "sft", machine)
     _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
     from rlmath.training import sft
 
-    # A random model has nothing that adapters could be added to.
-    sft.run(_without_lora(config))
+    sft.run(config)
     return Path(config.runner.run_dir) / "sft"
 
 
@@ -82,15 +83,6 @@ def _make_material(config: Config) -> None:
     for name, make in (("data", make_problems), ("products", make_products)):
         if any(Path(path).parent == run_dir / name for path in paths):
             make(run_dir / name, seed=config.runner.seed)
-
-
-def _on_model(config: Config, folder: Path) -> Config:
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
-
-
-def _without_lora(config: Config) -> Config:
-    actor = dataclasses.replace(config.actor, lora=LoraConfig())
-    return dataclasses.replace(config, actor=actor)
 
 
 def _say(text: str) -> None:

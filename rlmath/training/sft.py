@@ -19,7 +19,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checkpoint.mirror import mirroring
-from rlmath.checks.attempts import SFT_CONFIG_FILE, forget_export, note_export
+from rlmath.checks.attempts import forget_export, note_export
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.load import save
 from rlmath.config.schema import Config
@@ -29,6 +29,8 @@ from rlmath.data.prompt_report import too_few
 from rlmath.errors import UserError
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor.run_folder import SFT_LOG
+from rlmath.monitor.run_settings import SFT_CONFIG_FILE
 from rlmath.training.checkpointing import open_saver
 from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.grace import grace_of
@@ -71,7 +73,7 @@ def fine_tune(config: Config) -> int:
         open_ranks(config, fine_tuned_ranks) as run,
         # Steps of a fraction of a second: a dozen lines say enough.
         open_monitor(
-            run_dir / "sft_log",
+            run_dir / SFT_LOG,
             config.runner,
             sft.steps,
             done or None,

@@ -27,7 +27,7 @@ from rlmath.types import TrainingBatch
 from rlmath.validation.find_divergence import TOLERANCES, first_difference
 from rlmath.validation.hf_log_probs import hf_log_probs
 from rlmath.validation.hooks import hf_values, megatron_values
-from rlmath.validation.processes import ONE_RANK, on_ranks
+from rlmath.validation.processes import on_ranks
 
 
 @dataclass(frozen=True)
@@ -133,31 +133,6 @@ class AlignmentReport:
         figure.savefig(path, dpi=120)
 
 
-def compare_with_transformers(
-    folder: str | Path,
-    batch: TrainingBatch,
-    platform: Platform,
-    dtype: torch.dtype = torch.float32,
-    others: dict[str, Tensor] | None = None,
-    layout: Layout = ONE_RANK,
-    sequence_parallel: bool = False,
-) -> AlignmentReport | None:
-    """Compare Megatron with ``transformers`` and further sides. Collective. Returns on rank 0;
-    ``None`` on the others. ``platform``: this process's, which has to be a Megatron rank.
-    ``dtype``: type of Megatron's weights and activations; ``transformers`` has float32."""
-    spec = read_model_spec(folder)
-    settings = ActorSettings(
-        model_path=str(folder),
-        # Whole logits, which a hook can read.
-        model=ModelSettings(dtype, sequence_parallel=sequence_parallel, logits="whole"),
-        optimizer=None,
-        temperature=1.0,
-        max_tokens_per_microbatch=4096,
-        max_sequence_length=spec.max_positions,
-    )
-    return compare(MegatronActor(settings, layout, platform), folder, batch, others)
-
-
 def compare_on_ranks(
     folder: str | Path,
     batch: TrainingBatch,
@@ -166,24 +141,30 @@ def compare_on_ranks(
     others: dict[str, Tensor] | None = None,
     sequence_parallel: bool = False,
 ) -> AlignmentReport:
-    """Run ``compare_with_transformers`` with a process for each rank. Raises UserError: a rank
-    failed, or cannot have its part of the model."""
-    arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
-    return on_ranks(layout, _compare_on_rank, arguments)
+    """Compare Megatron, with a process for each rank, with ``transformers`` and further sides.
+    ``dtype``: type of Megatron's weights and activations; ``transformers`` has float32. Raises
+    UserError: a rank failed, or cannot have its part of the model."""
+    settings = ActorSettings(
+        model_path=str(folder),
+        # Whole logits, which a hook can read.
+        model=ModelSettings(dtype, sequence_parallel=sequence_parallel, logits="whole"),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=4096,
+        max_sequence_length=read_model_spec(folder).max_positions,
+    )
+    return on_ranks(layout, _compare_on_rank, (settings, layout, batch, others))
 
 
 def _compare_on_rank(
     platform: Platform,
-    folder: str,
-    batch: TrainingBatch,
-    dtype: torch.dtype,
-    others: dict[str, Tensor] | None,
+    settings: ActorSettings,
     layout: Layout,
-    sequence_parallel: bool,
+    batch: TrainingBatch,
+    others: dict[str, Tensor] | None,
 ) -> AlignmentReport | None:
-    return compare_with_transformers(
-        folder, batch, platform, dtype, others, layout, sequence_parallel
-    )
+    actor = MegatronActor(settings, layout, platform)
+    return compare(actor, settings.model_path, batch, others)
 
 
 def compare(

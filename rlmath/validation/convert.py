@@ -19,6 +19,7 @@ from rlmath.errors import UserError
 from rlmath.model.lora import Lora, from_described
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec, read_model_spec
+from rlmath.monitor.run_settings import CONFIG_FILE, settings_in
 from rlmath.plugins import PluginError
 from rlmath.plugins.loading import use
 from rlmath.validation.processes import ONE_RANK
@@ -63,50 +64,48 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
     )
 
 
+def _config_of_run(path: str | Path) -> Path | None:
+    """The settings of a checkpoint's run, above it; ``None``: there are none."""
+    found = (parent / CONFIG_FILE for parent in Path(path).resolve().parents)
+    return next((file for file in found if file.is_file()), None)
+
+
 def use_plugins_of_run(path: str | Path) -> None:
     """Import the plug-ins of a checkpoint's run, one of which may have the model's family. Raises
     UserError: one does not exist any more."""
-    from omegaconf import OmegaConf
-
-    for parent in Path(path).resolve().parents:
-        config = parent / "config.yaml"
-        if config.is_file():
-            for place in OmegaConf.select(OmegaConf.load(config), "plugins") or ():
-                try:
-                    use(str(place))
-                except PluginError as error:
-                    raise UserError(
-                        f"{config}: plugins=[{place}]: {error}; give the file that has the model's "
-                        "family with plugins=[FILE], or plugins=[] if it is one of rlmath's own"
-                    ) from error
-            return
+    config = _config_of_run(path)
+    for place in (settings_in(config).get("plugins") if config else None) or ():
+        try:
+            use(str(place))
+        except PluginError as error:
+            raise UserError(
+                f"{config}: plugins=[{place}]: {error}; give the file that has the model's "
+                "family with plugins=[FILE], or plugins=[] if it is one of rlmath's own"
+            ) from error
 
 
 def model_of_run(path: str | Path) -> Path:
     """The Hugging Face folder from which a checkpoint's run started, by the run's config.yaml.
     Raises UserError: there is no config.yaml above the checkpoint, or its model is missing."""
-    from omegaconf import OmegaConf
-
-    for parent in Path(path).resolve().parents:
-        config = parent / "config.yaml"
-        if config.is_file():
-            model = Path(str(OmegaConf.load(config).model.path))
-            if (model / "config.json").is_file():
-                return model
-            raise UserError(
-                f"{config} names the model {model}, which is not there now; "
-                "give it with model.path=FOLDER"
-            )
-    raise UserError(
-        f"no config.yaml above {path}; name the model that it started from: model.path=FOLDER"
-    )
+    config = _config_of_run(path)
+    if config is None:
+        raise UserError(
+            f"no {CONFIG_FILE} above {path}; name the model that it started from: model.path=FOLDER"
+        )
+    model = Path(str(settings_in(config)["model"]["path"]))
+    if not (model / "config.json").is_file():
+        raise UserError(
+            f"{config} names the model {model}, which is not there now; "
+            "give it with model.path=FOLDER"
+        )
+    return model
 
 
 def to_hf(
+    platform: Platform,
     checkpoint: str | Path,
     folder: str | Path,
     source: str | Path,
-    platform: Platform,
     overwrite: bool = False,
 ) -> int:
     """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import torch
 
-from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_rope, rope_back
+from rlmath.commands.drill.in_engines import other_epsilon, other_rope, put_back
 from rlmath.engines.worker_state import worker_constants
 from rlmath.model.spec import read_model_spec
 from rlmath.training.checks.engine_constants import wrong_constant
@@ -96,13 +96,10 @@ def said_of(folder, model):
         return wrong_constant(worker_constants(worker), spec)
 
     found = {HEALTHY: find_wrong()}
-    for name, plant, back in (
-        (EPSILON, other_epsilon, epsilon_back),
-        (THETA, other_rope, rope_back),
-    ):
+    for name, plant in ((EPSILON, other_epsilon), (THETA, other_rope)):
         plant(worker)
         found[name] = find_wrong()
-        back(worker)
+        put_back(worker)
     return found
 
 

@@ -113,7 +113,7 @@ def answer_file(checkpoint, rank):
 def export(model, checkpoint, folder):
     CPU.prepare_megatron_process(local_rank=0, num_threads=2)
     initialize(ONE_RANK, CPU, rank=0, address="127.0.0.1", port=free_port(), seed=0)
-    return to_hf(checkpoint, folder, model, CPU)
+    return to_hf(CPU, checkpoint, folder, model)
 
 
 def everything(worker):

@@ -553,9 +553,9 @@ def run_export(layout, platform, model, batch, folder, other):
     worker.actor = actor
     worker.save_hf(f"{folder}/hf", model, None)
     save_model(actor, f"{folder}/saved")
-    to_hf(f"{folder}/saved", f"{folder}/of_checkpoint", model, platform)
+    to_hf(platform, f"{folder}/saved", f"{folder}/of_checkpoint", model)
     try:
-        to_hf(f"{folder}/saved", f"{folder}/wrong", other, platform)
+        to_hf(platform, f"{folder}/saved", f"{folder}/wrong", other)
     except UserError as error:
         return str(error)
     return ""

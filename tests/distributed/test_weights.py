@@ -20,9 +20,9 @@ from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
 from rlmath.weights.pieces import expert_tensors
-from rlmath.weights.plan import SourceRank, plan_weights
 from tests.distributed.weights_ranks import Case, Ranks
 from tests.support import models
+from tests.support.planned_gathers import planned_gathers
 
 LAYOUTS = [Case(2, 2), Case(4, 1)]
 SEQUENCES = [[5, 17, 100, 3, 3, 64, 9], [1, 2, 99, 50, 7, 80, 33, 12, 45, 6, 6], [42, 0]]
@@ -90,15 +90,11 @@ def _planned_sends(folder, case):
     chunks = case.vp or 1
     layout = Layout(case.tp, case.pp, pipeline_layers=case.stages, virtual_stages=chunks)
     spec = read_model_spec(folder)
-    plan = plan_weights(spec, layout, Layout(), 0.01, torch.float32)
-    sends = {}
-    for planned in plan.buckets:
-        for op in planned.gathers:
-            assert isinstance(op.rank, SourceRank)
-            # Megatron numbers ranks by tensor, then data, then pipeline.
-            rank = op.rank.tp + op.rank.pp * (4 // case.pp)
-            sends[op.tensor, op.dim, op.start, op.length] = rank
-    return sends
+    # Megatron numbers ranks by tensor, then data, then pipeline.
+    return {
+        (op.tensor, op.dim, op.start, op.length): op.rank.tp + op.rank.pp * (4 // case.pp)
+        for op in planned_gathers(spec, layout)
+    }
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """``rlmath selfcheck gpu`` on CPU: every check runs once, and finds faults that were planted."""
 
+import json
+
 import pytest
 
 from rlmath.commands.selfcheck import report
@@ -45,7 +47,8 @@ def selfcheck(folder, names):
     assert str(folder / "selfcheck.md") in done.stdout
     assert marked_processes("selfcheck") == []
     lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
-    content = report.read_results((folder / "selfcheck.md").read_text(encoding="utf-8"))
+    text = (folder / "selfcheck.md").read_text(encoding="utf-8")
+    content = json.loads(text.rsplit("```json\n", 1)[1].rsplit("\n```", 1)[0])
     return lines, done.stdout, {one["name"]: one for one in content["checks"]}
 
 

@@ -10,8 +10,9 @@ from typing import Any
 from unittest import mock
 
 from rlmath.commands.drill.fault import Fault, Scene, patch, scene_fault
-from rlmath.commands.drill.material import rows, write_rows
+from rlmath.commands.drill.material import rows
 from rlmath.config.schema import Config
+from rlmath.quickstart.problems import write_rows
 from rlmath.rewards.answers import AnswerGrader
 from rlmath.rewards.base import Values
 from rlmath.rewards.program_tests import CodeReward

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import string
 from collections.abc import Iterator, Sequence
@@ -53,12 +52,6 @@ def _numbers() -> list[int]:
     numbers = [*draw.sample(common, many), *draw.sample(others, PROBLEMS - many)]
     draw.shuffle(numbers)
     return numbers
-
-
-def write_rows(path: Path, made: Sequence[dict[str, Any]]) -> None:
-    """Write a JSON Lines file; its folder is made if missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
 
 
 def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Problem]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rlmath.algorithms.filters import EVERY_GROUP
 from rlmath.commands.drill.fault import Fault, Scene
-from rlmath.commands.drill.material import make_model, rows, write_rows
+from rlmath.commands.drill.material import make_model, rows
 from rlmath.commands.drill.shrink import Shrunk
 from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config
@@ -27,6 +27,7 @@ from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Listeners, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.quickstart.problems import write_rows
 from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import sync_weights
@@ -94,19 +95,9 @@ class Drill:
         """A run with nothing planted, in which nothing may fire."""
         began_s = time.monotonic()
         kind, message, step = self._steps(None, HEALTHY_STEPS, lambda text: True)
-        return Outcome(
-            CONTROL,
-            "nothing",
-            "",
-            "none",
-            fired=not kind,
-            steps=step if kind else None,
-            latest=HEALTHY_STEPS,
-            kind=kind,
-            message=message,
-            skipped=False,
-            seconds=time.monotonic() - began_s,
-        )
+        steps, seconds = step if kind else None, time.monotonic() - began_s
+        names = (CONTROL, "nothing", "", "none")
+        return Outcome(*names, not kind, steps, HEALTHY_STEPS, kind, message, False, seconds)
 
     def plant(self, fault: Fault) -> Outcome:
         began_s = time.monotonic()

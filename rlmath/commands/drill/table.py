@@ -56,14 +56,11 @@ def side_by_side(drills: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
                 reasons.setdefault((drill, one["message"]), []).append(name)
         rows.append(f"| {name} | {' | '.join(cells)} |")
     notes = [
-        f"- {drill}: {', '.join(f'`{fault}`' for fault in faults)} {_apply(faults)}: {message}"
+        f"- {drill}: {', '.join(f'`{fault}`' for fault in faults)} "
+        f"{'does' if len(faults) == 1 else 'do'} not apply: {message}"
         for (drill, message), faults in reasons.items()
     ]
     return "\n".join([*rows, "", *notes] if notes else rows)
-
-
-def _apply(faults: Sequence[str]) -> str:
-    return "does not apply" if len(faults) == 1 else "do not apply"
 
 
 def _cell(one: Mapping[str, Any]) -> str:

@@ -85,6 +85,15 @@ def lora_settings(rank: Any, alpha: Any, targets: Any) -> Settings:
     return found | ({"actor.lora.targets": known} if known else {})
 
 
+def kl_in_reward(coef: Any, target: Any = None, horizon: Any = None) -> Settings:
+    """A KL penalty in the reward, of which only k1 has the gradient; steered to ``target``."""
+    found: Settings = {"algorithm.kl_coef": coef, "algorithm.kl_in": "reward"}
+    found["algorithm.kl_estimator"] = "k1"
+    if target:
+        found |= {"algorithm.kl_target": target, "algorithm.kl_horizon_samples": horizon}
+    return found
+
+
 def data_paths(names: Any, config: Any = None, split: Any = None) -> list[str]:
     """Files and data sets of the hub, of one name or a list, as ``data.train_paths`` has them."""
     return [
@@ -200,7 +209,8 @@ def translate(framework: Framework, values: Mapping[str, Any], rows: int | None 
     for key, value in given.values.items():
         row = given.fact(key)
         if row and not row.ours and not row.harmless and value != row.default:
-            found.without.append((key, value, _note(row, given)))
+            text = row.note(given) if callable(row.note) else row.note
+            found.without.append((key, value, text))
     unread = "not in the table of this version; nothing is taken from it"
     found.without += [(key, value, unread) for key, value in given.unknown.items()]
     return found
@@ -222,7 +232,3 @@ def _apply(fact: Fact, given: Given, found: Imported) -> None:
     text = fact.note(given) if callable(fact.note) else ""
     if text:
         found.differs.append(f"{fact.key}: {text}")
-
-
-def _note(fact: Fact, given: Given) -> str:
-    return fact.note(given) if callable(fact.note) else fact.note

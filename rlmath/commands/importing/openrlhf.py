@@ -15,6 +15,7 @@ from rlmath.commands.importing.fact import (
     data_paths,
     elsewhere,
     every,
+    kl_in_reward,
     lora_settings,
     nodes_settings,
     overlong_reward,
@@ -54,15 +55,7 @@ def _kl(given: Given) -> Settings:
         return {"algorithm.kl_coef": 0.0}
     if given.true("algo.kl.use_loss"):
         return {"algorithm.kl_coef": coef, "algorithm.kl_estimator": given["algo.kl.estimator"]}
-    found: Settings = {
-        "algorithm.kl_coef": coef,
-        "algorithm.kl_in": "reward",
-        "algorithm.kl_estimator": "k1",
-    }
-    if given["algo.kl.target"]:
-        found["algorithm.kl_target"] = given["algo.kl.target"]
-        found["algorithm.kl_horizon_samples"] = given["algo.kl.horizon"]
-    return found
+    return kl_in_reward(coef, given["algo.kl.target"], given["algo.kl.horizon"])
 
 
 def _advantage(given: Given) -> Settings:

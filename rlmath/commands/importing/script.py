@@ -132,7 +132,8 @@ def rewards_module(text: str, functions: list[str]) -> str:
     parts = []
     for node, own in defined:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            node.names = [one for one in node.names if _bound_name(one) in used or _is_future(node)]
+            is_future = getattr(node, "module", "") == "__future__"
+            node.names = [one for one in node.names if _bound_name(one) in used or is_future]
             if node.names:
                 parts.append(ast.unparse(node))
         elif own & used:
@@ -156,10 +157,6 @@ def _defines(node: ast.stmt) -> Iterator[str]:
 
 def _bound_name(name: ast.alias) -> str:
     return name.asname or name.name.partition(".")[0]
-
-
-def _is_future(node: ast.Import | ast.ImportFrom) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _without_magics(text: str) -> str:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlmath.commands.importing.fact import EPOCHS, Given, Settings, lora_settings, overlong_reward
+from rlmath.commands.importing.fact import (
+    EPOCHS,
+    Given,
+    Settings,
+    kl_in_reward,
+    lora_settings,
+    overlong_reward,
+)
 
 ACTOR, ROOT = "actor_rollout_ref.actor.", "actor_rollout_ref."
 _LOSSES = {
@@ -140,15 +147,10 @@ def kl_penalty(given: Given) -> Settings:
     in_reward = given.true("algorithm.use_kl_in_reward")
     if not in_reward or not given.number("algorithm.kl_ctrl.kl_coef"):
         return {"algorithm.kl_coef": 0.0}
-    found: Settings = {
-        "algorithm.kl_coef": given["algorithm.kl_ctrl.kl_coef"],
-        "algorithm.kl_in": "reward",
-        "algorithm.kl_estimator": "k1",
-    }
-    if given["algorithm.kl_ctrl.type"] == "adaptive":
-        found["algorithm.kl_target"] = given["algorithm.kl_ctrl.target_kl"]
-        found["algorithm.kl_horizon_samples"] = given.whole("algorithm.kl_ctrl.horizon")
-    return found
+    coef, target = (given[f"algorithm.kl_ctrl.{key}"] for key in ("kl_coef", "target_kl"))
+    if given["algorithm.kl_ctrl.type"] != "adaptive":
+        return kl_in_reward(coef)
+    return kl_in_reward(coef, target, given.whole("algorithm.kl_ctrl.horizon"))
 
 
 def kl_place(given: Given) -> str:

@@ -31,7 +31,6 @@ from rlmath.commands.plan.memory import (
 from rlmath.commands.plan.request import OVERLAPS, PINNED, PlanRequest
 from rlmath.commands.plan.time import (
     Decoding,
-    actor_time_s,
     decoding,
     offload_time_s,
     weight_sync_time_s,
@@ -290,9 +289,7 @@ def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
     for phase in together:
         if phase.name == "weight sync":
             _refuse_if_full(request, phase, name)
-    log_probs_s, update_s = actor_time_s(
-        spec, actor, work, request.gpu, request.efficiency, request.gpus_per_node
-    )
+    log_probs_s, update_s = request.actor_time_s(actor)
     ranks = request.gpus_per_node
     host = host_bytes(spec, actor, step, ranks)
     if adapters is None:
@@ -377,8 +374,7 @@ def _with_more_sequences(
     minibatch = work.sequences // work.minibatches // actor.layout.data_parallel
 
     def seconds(one: ActorShape) -> float:
-        spec, gpu = request.spec, request.gpu
-        return sum(actor_time_s(spec, one, work, gpu, request.efficiency, request.gpus_per_node))
+        return sum(request.actor_time_s(one))
 
     launch_bound = request.spec.experts > 0 or request.spec.num_parameters <= SMALL_PARAMETERS
     counts = -(-BUSY_TOKENS // longest) if launch_bound else BUSY_TOKENS // longest
@@ -403,9 +399,7 @@ def _with_joined_micro_batches(
     peak = max(phase.num_bytes for phase in phases)
 
     def seconds(one: ActorShape) -> float:
-        spec, work = request.spec, request.work
-        given = (spec, one, work, request.gpu, request.efficiency, request.gpus_per_node)
-        return actor_time_s(*given)[0]
+        return request.actor_time_s(one)[0]
 
     best, found = dataclasses.replace(actor, max_forward_tokens=0), phases
     for times in range(2, MOST_JOINED + 1):
@@ -417,9 +411,10 @@ def _with_joined_micro_batches(
     return best, found
 
 
-def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:
-    """The largest micro-batch that fits when every layer is recomputed. ``unit``: the result is a
-    multiple of it, or the present length."""
+def most_tokens(request: PlanRequest, plan: Plan) -> int:
+    """The largest micro-batch that fits when every layer is recomputed: whole 1024s, or the present
+    length."""
+    unit = 1024
     spec, actor = request.spec, plan.actor
     per_stage = max(actor.layout.stage_sizes(spec.layers))
 

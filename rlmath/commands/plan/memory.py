@@ -48,6 +48,8 @@ ACTOR_PROCESS_GIB = MEASURED["actor_process_gib"]
 COPYING = "copies to the host"
 # Share that is left free for fragmentation.
 FREE_SHARE = MEASURED["free_share"]
+# Largest share of a GPU that an engine gets.
+MOST_OF_ENGINE = 0.85
 
 
 @dataclass(frozen=True)
@@ -496,7 +498,7 @@ def usable_bytes(gpu_gib: float) -> float:
     return gpu_gib * GIB * (1 - FREE_SHARE)
 
 
-def engine_share(gpu_gib: float, resident_bytes: float, most: float = 0.85) -> float:
+def engine_share(gpu_gib: float, resident_bytes: float) -> float:
     """``rollout.gpu_memory_utilization``: the share left by the actor, in whole hundredths."""
     left = usable_bytes(gpu_gib) - resident_bytes
-    return min(most, math.floor(100 * left / (gpu_gib * GIB)) / 100)
+    return min(MOST_OF_ENGINE, math.floor(100 * left / (gpu_gib * GIB)) / 100)

@@ -11,8 +11,9 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks.fp8_training import fp8_model
 from rlmath.checks.lora import lora_model
 from rlmath.checks.pairs import pair_problems, unused_problems
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.gpus import Efficiency, Gpu
-from rlmath.commands.plan.time import Work
+from rlmath.commands.plan.time import Work, actor_time_s
 from rlmath.config.actor import Fp8, Offload
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.command_line import Given
@@ -84,6 +85,11 @@ class PlanRequest:
             parallel_calls=self.config.rollout.parallel_calls or PARALLEL_CALLS,
         )
 
+    def actor_time_s(self, actor: ActorShape) -> tuple[float, float]:
+        """Seconds of log-probs and of the update with a layout."""
+        node = self.gpus_per_node
+        return actor_time_s(self.spec, actor, self.work, self.gpu, self.efficiency, node)
+
     @property
     def offloads(self) -> bool:
         """Whether state of the actor leaves the GPU."""
@@ -146,7 +152,7 @@ def check_settings(request: PlanRequest, words: list[str]) -> tuple[Config, RunL
     problems += check_layout.model_splits(config, spec, "train")
     problems += check_layout.lengths(config, spec, "train")
     problems += check_layout.batch_divides(config, layout, "train")
-    problems += check_layout.experts(config, spec, layout)
+    problems += check_layout.experts(config, spec, layout.actor)
     problems += lora_model(config, spec)
     problems += fp8_model(config, spec, layout.actor)
     problems += unused_problems(config)

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import ranks_of_copy, weight_sync_time_s
+from rlmath.config.schema import Config
+from rlmath.config.weights import bucket_mib
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
+from rlmath.utils.lazy_torch import torch
+from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
+from rlmath.weights.pieces import hf_shapes
 
 # A call of rank 0, or of an engine's rank, to an engine and of that to its workers, there and back.
 CALL_S = 0.005
@@ -21,6 +26,13 @@ CALL_S = 0.005
 COPIES = 8
 # And each byte of experts of which it gets a part: a tensor for the whole, NaN at first.
 FILLS = 1
+
+
+def planned_buckets(spec: ModelSpec, config: Config, dtype: torch.dtype) -> list[Bucket]:
+    """Buckets of a weight sync with these settings, in the order in which they are sent."""
+    mib = bucket_mib(config.weights.bucket_size_mib, spec.num_parameters * dtype.itemsize)
+    metas = [TensorMeta(name, size, dtype) for name, size in hf_shapes(spec).items()]
+    return cut_into_buckets(metas, mib)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ _EQUAL = 7
 _OF_ORDER = 1e-9
 
 
-def check_advantage(name: str, options: Options | None = None) -> Iterator[Finding]:
-    part = _Part(name, options or ADVANTAGES.options(name)())
+def check_advantage(name: str) -> Iterator[Finding]:
+    part = _Part(name, ADVANTAGES.options(name)())
     traits = ADVANTAGES.traits(name)
     tests = {
         "result has one number per sample": part.shapes,

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.algorithms.advantages import ADVANTAGES
-from rlmath.algorithms.aggregation import AGGREGATIONS
-from rlmath.algorithms.correction import CORRECTIONS
-from rlmath.algorithms.curriculum import CURRICULA
-from rlmath.algorithms.filters import GROUP_FILTERS
-from rlmath.algorithms.kl import KL_ESTIMATORS
-from rlmath.algorithms.losses import LOSSES
+from rlmath.api.given import PARTS
 from rlmath.commands.plugin_test.advantages import check_advantage
 from rlmath.commands.plugin_test.corrections import check_correction
 from rlmath.commands.plugin_test.curricula import check_curriculum
@@ -40,71 +34,66 @@ from rlmath.commands.plugin_test.rows import (
 )
 from rlmath.commands.plugin_test.trackers import check_tracker
 from rlmath.commands.plugin_test.weights_and_kl import check_aggregation, check_kl_estimator
-from rlmath.config.benchmarks import BENCHMARKS
-from rlmath.config.data_sources import DATA_SOURCES
-from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
-from rlmath.config.environments import ENVIRONMENTS
-from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import UserError
-from rlmath.grading.verifiers import VERIFIERS
-from rlmath.model.families import FAMILY_PLUGINS
-from rlmath.monitor.phase_observers import PHASE_OBSERVERS
-from rlmath.monitor.trackers import TRACKERS
 from rlmath.plugins import PluginError, Registry
 from rlmath.plugins.loading import public_functions, use
-from rlmath.training.checks.base import STEP_CHECKS
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of part that can be tested."""
 
-    name: str
-    registry: Registry[Any, Any]
+    argument: str  # In ``rlmath.api.given.PARTS``.
     check: Callable[[str], Iterator[Finding]]
+    name: str = ""  # Empty: as the argument.
     # Setting that chooses it in a run of a few steps, {} its name; empty: it takes part in each run
     # that imports it, or in none.
     setting: str = ""
-    update: str = ""  # The field of an update of ranks that it is; empty: ranks do not call it.
+    in_update: bool = False  # Updates of ranks call it.
+
+    @property
+    def title(self) -> str:
+        return self.name or self.argument.replace("_", " ")
+
+    @property
+    def registry(self) -> Registry[Any, Any]:
+        return PARTS[self.argument].names()
 
 
 KINDS = (
-    Kind("loss", LOSSES, check_loss, "algorithm.loss={}", "loss"),
-    Kind("advantage", ADVANTAGES, check_advantage, "algorithm.advantage={}", "advantage"),
+    Kind("loss", check_loss, "", "algorithm.loss={}", True),
+    Kind("advantage", check_advantage, "", "algorithm.advantage={}", True),
     Kind(
-        "mismatch correction",
-        CORRECTIONS,
-        check_correction,
-        "algorithm.correction.kind={}",
         "correction",
+        check_correction,
+        "mismatch correction",
+        "algorithm.correction.kind={}",
+        in_update=True,
     ),
-    Kind("group filter", GROUP_FILTERS, check_filter, "algorithm.filter.keep={}"),
-    Kind("aggregation", AGGREGATIONS, check_aggregation, "algorithm.aggregation={}", "aggregation"),
+    Kind("group_filter", check_filter, "", "algorithm.filter.keep={}"),
+    Kind("aggregation", check_aggregation, "", "algorithm.aggregation={}", True),
     Kind(
-        "KL estimator",
-        KL_ESTIMATORS,
-        check_kl_estimator,
-        "algorithm.kl_coef=0.01 algorithm.kl_estimator={}",
         "kl_estimator",
+        check_kl_estimator,
+        "KL estimator",
+        "algorithm.kl_coef=0.01 algorithm.kl_estimator={}",
+        in_update=True,
     ),
     Kind(
         "curriculum",
-        CURRICULA,
         check_curriculum,
-        "algorithm.curriculum.cooldown=true algorithm.curriculum.kind={}",
+        setting="algorithm.curriculum.cooldown=true algorithm.curriculum.kind={}",
     ),
-    Kind("data source", DATA_SOURCES, check_data_source, "data.source={}"),
-    Kind("verifier", VERIFIERS, check_verifier, "reward.verifier={}"),
-    Kind("benchmark", BENCHMARKS, check_benchmark),
-    Kind("tracker", TRACKERS, check_tracker, "runner.trackers=[tensorboard,{}]"),
-    Kind("phase observer", PHASE_OBSERVERS, check_phase_observer),
-    Kind("step check", STEP_CHECKS, check_step_check),
-    Kind("environment", ENVIRONMENTS, check_environment),
-    Kind("weight transport", TRANSPORTS, check_transport),
-    Kind("model family", FAMILY_PLUGINS, check_family),
-    Kind(
-        "engine arguments", ENGINE_ARGUMENTS, check_engine_arguments, "rollout.engine_arguments={}"
-    ),
+    Kind("data_source", check_data_source, "", "data.source={}"),
+    Kind("verifier", check_verifier, "", "reward.verifier={}"),
+    Kind("benchmarks", check_benchmark, "benchmark"),
+    Kind("trackers", check_tracker, "tracker", "runner.trackers=[tensorboard,{}]"),
+    Kind("phase_observers", check_phase_observer, "phase observer"),
+    Kind("step_checks", check_step_check, "step check"),
+    Kind("environment", check_environment),
+    Kind("transport", check_transport, "weight transport"),
+    Kind("families", check_family, "model family"),
+    Kind("engine_arguments", check_engine_arguments, "", "rollout.engine_arguments={}"),
 )
 
 
@@ -131,14 +120,14 @@ def check_plugin(place: str, folder: Path, on_ranks: bool = True) -> int:
     failed = False
     for kind, name in registered:
         for one in kind.check(name):
-            failed |= not _say(f"{kind.name} {name}", one)
+            failed |= not _say(f"{kind.title} {name}", one)
     if not registered:
         functions = public_functions(module)
         if not functions:
             raise UserError(
                 f"rlmath test plugin: {place} registers none of "
-                f"{', '.join(k.name for k in KINDS)}, and has no function that could be a reward; "
-                "docs/extending.md has the decorator of each kind"
+                f"{', '.join(kind.title for kind in KINDS)}, and has no function that could be a "
+                "reward; docs/extending.md has the decorator of each kind"
             )
         for name in functions:
             for one in check_reward(f"{place}:{name}"):
@@ -155,9 +144,9 @@ def _on_ranks(
     """Updates of ranks with each part that they call, and a run with one of each kind."""
     print("starting ranks", file=sys.stderr, flush=True)
     updates = {
-        f"{kind.name} {name}": update_with(**{kind.update: name})
+        f"{kind.title} {name}": update_with(**{kind.argument: name})
         for kind, name in registered
-        if kind.update
+        if kind.in_update
     }
     if updates:
         yield from check_ranks(updates, folder)

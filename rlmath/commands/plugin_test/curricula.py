@@ -14,8 +14,8 @@ from rlmath.utils.setting import Options
 PROBLEMS, STEPS, MOST_STEPS = 12, 30, 10_000
 
 
-def check_curriculum(name: str, options: Options | None = None) -> Iterator[Finding]:
-    part = _Part(name, options or CURRICULA.options(name)())
+def check_curriculum(name: str) -> Iterator[Finding]:
+    part = _Part(name, CURRICULA.options(name)())
     return findings(
         {
             "a problem that was never tried is not skipped": part.new_problem,

@@ -11,7 +11,7 @@ from typing import Any
 from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS, further_arguments
 from rlmath.engines.transport import MIB, TRANSPORTS, SyncSizes, transport_named
-from rlmath.model.families import FAMILIES, FAMILY_PLUGINS, Family, HfTensor
+from rlmath.model.families import FAMILIES, FAMILY_PLUGINS, Family
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny import tiny_config
 
@@ -34,9 +34,6 @@ class _Family:
 
     def make(self) -> Family:
         return FAMILY_PLUGINS.get(self.name)()
-
-    def tensors(self) -> list[HfTensor]:
-        return [tensor for entry in self.make().entries for tensor in entry.hf]
 
     def result(self) -> Iterator[str]:
         found: Any = self.make()
@@ -69,16 +66,13 @@ class _Family:
     def sizes(self) -> Iterator[str]:
         family = self.make()
         spec = model_spec(tiny_config() | {"architectures": [family.architectures[0]]})
-        for tensor in self.tensors():
-            if "{expert}" in tensor.name or (spec.experts == 0 and _of_experts(tensor)):
+        for tensor in (one for entry in family.entries for one in entry.hf):
+            of_experts = {"experts", "moe_ffn", "shared_ffn"} & {*tensor.dims}
+            if "{expert}" in tensor.name or (spec.experts == 0 and of_experts):
                 continue
             for dim in tensor.dims:
                 if spec.size(dim) < 1:
                     yield f"{tensor.name}: {dim} is {spec.size(dim)}"
-
-
-def _of_experts(tensor: HfTensor) -> bool:
-    return not {"experts", "moe_ffn", "shared_ffn"}.isdisjoint(tensor.dims)
 
 
 def check_transport(name: str) -> Iterator[Finding]:

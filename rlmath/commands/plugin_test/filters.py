@@ -19,8 +19,8 @@ CASES = (
 )
 
 
-def check_filter(name: str, options: Options | None = None) -> Iterator[Finding]:
-    part = _Part(name, options or GROUP_FILTERS.options(name)())
+def check_filter(name: str) -> Iterator[Finding]:
+    part = _Part(name, GROUP_FILTERS.options(name)())
     tests = {
         "result is true or false": part.result,
         "deterministic": part.deterministic,

@@ -59,9 +59,7 @@ def _parts(found: Any) -> Sequence[Any]:
     return found if isinstance(found, list | tuple) else [found]
 
 
-def differs(
-    got: Tensor, wanted: Tensor, *, relative: float = 0.0, absolute: float = 0.0
-) -> str | None:
+def differs(got: Tensor, wanted: Tensor, *, relative: float = 0.0) -> str | None:
     """Where two tensors differ most, with both numbers; ``None``: nowhere by more than is allowed.
     ``relative``: allowed, of the largest wanted value."""
     if got.shape != wanted.shape:
@@ -72,7 +70,7 @@ def differs(
     same = (got == wanted) | (got.isnan() & wanted.isnan())
     size = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
     off = torch.where(same, 0.0, (got - wanted).abs().nan_to_num(torch.inf)).flatten()
-    if float(off.max()) <= absolute + relative * size:
+    if float(off.max()) <= relative * size:
         return None
     place = int(off.argmax())
     return (

@@ -10,6 +10,7 @@ from rlmath.commands.drill.shrink import shrink
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.recipe_test.run import run_test
 from rlmath.config.quoting import quoted_path
+from rlmath.config.settings import replace_values
 
 STEPS = 4
 NAMES = {
@@ -29,8 +30,8 @@ def check_in_run(place: str, chosen: Mapping[str, str], folder: Path) -> Iterato
     shrunk = shrink(given, folder, None, STEPS)
     if source is not None:
         # The model is made with problems that it is given as a file.
-        data = dataclasses.replace(shrunk.config.data, source=source)
-        shrunk = dataclasses.replace(shrunk, config=dataclasses.replace(shrunk.config, data=data))
+        config = replace_values(shrunk.config, {"data.source": source})
+        shrunk = dataclasses.replace(shrunk, config=config)
     for one in run_test(shrunk, folder, None):
         if one.name in NAMES:
             yield Finding(NAMES[one.name], "" if one.ok else one.text)

@@ -21,8 +21,8 @@ _OF_DIFFERENCES, _OF_ORDER = 1e-6, 1e-12
 FAR = 100.0
 
 
-def check_loss(name: str, options: Options | None = None) -> Iterator[Finding]:
-    part = _Part(name, options or LOSSES.options(name)())
+def check_loss(name: str) -> Iterator[Finding]:
+    part = _Part(name, LOSSES.options(name)())
     return findings(
         {
             "result has one number per token": part.shapes,
@@ -180,13 +180,9 @@ class _Part:
                 yield f"inputs.{field.name} is changed {problem}"
 
 
-def _tensors(inputs: LossInputs) -> dict[str, Tensor]:
-    values = ((one.name, getattr(inputs, one.name)) for one in dataclasses.fields(inputs))
-    return {name: value for name, value in values if isinstance(value, Tensor)}
-
-
 def _replace(inputs: LossInputs, change: partial[Tensor], **more: int) -> LossInputs:
-    changed = {name: change(value) for name, value in _tensors(inputs).items()}
+    values = {one.name: getattr(inputs, one.name) for one in dataclasses.fields(inputs)}
+    changed = {name: change(one) for name, one in values.items() if isinstance(one, Tensor)}
     changed["log_probs"] = changed["log_probs"].detach().requires_grad_()
     return dataclasses.replace(inputs, **changed, **more)  # type: ignore[arg-type]
 

@@ -12,13 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from rlmath.actor.plan import PLAIN
 from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.monitor.phase_observers import PHASE_OBSERVERS, PhaseObserver
+from rlmath.rewards.made_sample import made_sample
 from rlmath.training.checks.base import STEP_CHECKS, BeforeUpdate, InvariantError
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
 
 
 def check_phase_observer(name: str) -> Iterator[Finding]:
@@ -136,18 +135,8 @@ def made_groups() -> list[Group]:
         problem = Problem(name, f"{number}+1=", (5, 6, 7), (answer,), {"prompt": f"{number}+1="})
         samples = []
         for index in range(4):
-            tokens: Any = np.arange(3 + index, dtype=np.int32)
-            sample = Sample(
-                problem_id=name,
-                index=index,
-                token_ids=tokens,
-                log_probs=-0.5 * np.ones(len(tokens), np.float32),
-                text=f"\\boxed{{{index}}}",
-                finish_reason="stop",
-                spans=((0, 0),),
-                seed=8 * number + index,
-                engine=0,
-            )
+            tokens, text = range(3 + index), f"\\boxed{{{index}}}"
+            sample = made_sample(name, index, tokens, text, seed=8 * number + index)
             is_right = index == number + 1
             status = "correct" if is_right else "wrong"
             samples.append(GradedSample(sample, float(is_right), is_right, status))

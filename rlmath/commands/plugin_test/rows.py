@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES, DataSource
@@ -19,8 +17,9 @@ from rlmath.data.answers import accepted_answers
 from rlmath.data.fields import field_of, has_field
 from rlmath.data.source_stream import row_of
 from rlmath.grading.verifiers import VERIFIERS
+from rlmath.rewards.made_sample import made_sample
 from rlmath.rewards.mix import RewardMix
-from rlmath.types import Problem, Sample
+from rlmath.types import Problem
 
 # Rows of a source that are compared, and after which of them it is resumed.
 ROWS, PLACES = 40, (0, 1, 7, 39)
@@ -182,20 +181,7 @@ class _Reward:
         raises, or returns something else than numbers."""
         columns = {"prompt": "2+2=", "solutions": ["4"]}
         problem = Problem("p", "2+2=", (1, 2, 3), ("4",), columns)
-        samples = [
-            Sample(
-                problem_id="p",
-                index=index,
-                token_ids=np.frombuffer(text.encode(), np.uint8).astype(np.int32),
-                log_probs=np.zeros(len(text.encode()), np.float32),
-                text=text,
-                finish_reason="stop",
-                spans=((0, 0),),
-                seed=index,
-                engine=0,
-            )
-            for index, text in enumerate(texts)
-        ]
+        samples = [made_sample("p", index, text.encode(), text) for index, text in enumerate(texts)]
         with RewardMix.from_config([{"name": self.place}]) as mix:
             return [one.reward for one in mix.score_group(problem, samples)]
 

@@ -49,19 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
         return _run(arguments, Path(arguments.out or made).absolute())
 
 
-def _folders(arguments: argparse.Namespace) -> list[Path]:
-    from rlmath.config.groups import CONF_DIR
-
-    return [CONF_DIR, *([Path(arguments.config_dir)] if arguments.config_dir else [])]
-
-
 def _run(arguments: argparse.Namespace, folder: Path) -> int:
     from rlmath.commands.drill.cli import problems_of
     from rlmath.commands.drill.shrink import shrink
     from rlmath.commands.recipe_test import band as bands
     from rlmath.commands.recipe_test import run as test
+    from rlmath.config.groups import CONF_DIR
 
-    file = bands.band_file(_folders(arguments), arguments.settings)
+    own = [Path(arguments.config_dir)] if arguments.config_dir else []
+    file = bands.band_file([CONF_DIR, *own], arguments.settings)
     if arguments.write_band and (file is None or arguments.steps != STEPS):
         raise UserError(
             f"--write-band: give one experiment or recipe, no other settings, and {STEPS} steps"

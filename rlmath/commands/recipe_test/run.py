@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlmath.commands.drill.material import make_model, rows, write_rows
+from rlmath.commands.drill.material import make_model, rows
 from rlmath.commands.drill.shrink import Shrunk
 from rlmath.commands.recipe_test.band import LAST_STEPS, Band, reward_of
 from rlmath.commands.recipe_test.reads import unread, watch_reads
@@ -14,6 +14,7 @@ from rlmath.config.schema import Config
 from rlmath.config.settings import replace_values
 from rlmath.errors import UserError
 from rlmath.monitor.digests import read_digests
+from rlmath.quickstart.problems import write_rows
 
 
 @dataclass(frozen=True)

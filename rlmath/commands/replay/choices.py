@@ -161,7 +161,7 @@ def check_ranks(
     model = read_model_spec(config.model.path)
     problems += [*pair_problems(config, device, "sft"), *recompute_problems(config)]
     problems += [*model_splits(config, model, "sft")]
-    problems += experts(config, model, layout)
+    problems += experts(config, model, layout.actor)
     ranks = layout.actor.data_parallel
     for one in (config, other or config):
         minibatches = one.algorithm.minibatches_per_step

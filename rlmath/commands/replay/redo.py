@@ -25,7 +25,6 @@ from rlmath.training.opening import RunningRanks, open_ranks
 from rlmath.training.plan import plan_step
 from rlmath.training.rank_settings import training_ranks
 from rlmath.training.step import UpdateParts, renew_reference, run_passes, update
-from rlmath.utils.array_file import BrokenFile
 
 # Sections that say nothing about an update.
 _NOT_OF_RANKS = ("data", "reward", "eval", "alignment", "sft", "watchdog", "collapse", "weights")
@@ -101,7 +100,7 @@ def _steps(
                 for skipped in range(done + 1, step):
                     renew_reference(parts, skipped)
                 done = step
-                yield _Step(step, parts, _read(source, step), begin)
+                yield _Step(step, parts, source.batch(step, read_step), begin)
             if not is_last:
                 begin = Start(steps[-1], folder / f"after_{steps[-1]}")
                 _save(parts.run, begin)
@@ -164,13 +163,6 @@ def _recorded_weights(source: Source, step: int) -> str | None:
         if found is not None:
             return str(found)
     return None
-
-
-def _read(source: Source, step: int) -> KeptStep:
-    try:
-        return read_step(source.batch_file(step))
-    except (BrokenFile, OSError) as error:
-        raise UserError(f"the batch of step {step} cannot be read: {error}") from error
 
 
 def _once(parts: UpdateParts, kept: KeptStep, step: int) -> Redone:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlmath.checkpoint import BrokenCheckpoint, CheckpointStore
 from rlmath.checkpoint.manifest import verify
@@ -15,6 +15,8 @@ from rlmath.monitor.run_settings import flat
 from rlmath.training.kept_files import FOLDER, kept_file, kept_files
 from rlmath.utils.array_file import BrokenFile, read_header
 from rlmath.utils.ranges import ranges
+
+T = TypeVar("T")
 
 CHECKPOINTS = "checkpoints"
 KEEP = "runner.replay_keep_gib"
@@ -47,8 +49,9 @@ class Source:
     def step(self) -> int:
         return self.steps[-1]
 
-    def batch_file(self, step: int) -> Path:
-        return kept_file(self.run.folder / FOLDER, step)
+    def batch(self, step: int, read: Callable[[Path], T]) -> T:
+        """The kept batch of a step. Raises UserError: it cannot be read."""
+        return read_batch(read, kept_file(self.run.folder / FOLDER, step), step)
 
 
 def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
@@ -79,7 +82,7 @@ def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
             except BrokenCheckpoint as error:
                 broken.append(f"{start.path}: {error}")
                 continue
-        headers = {one: _header(kept[one], one) for one in needed}
+        headers = {one: read_batch(read_header, kept[one], one) for one in needed}
         return Source(run, start, tuple(needed), headers, tuple(broken))
     raise UserError(_impossible(run_dir, step, recorded, starts, kept, begin, broken))
 
@@ -123,9 +126,10 @@ def _starts(run: RunFolder) -> Iterator[Start]:
         yield Start(first.after_step, path)
 
 
-def _header(path: Path, step: int) -> Mapping[str, Any]:
+def read_batch(read: Callable[[Path], T], path: Path, step: int) -> T:
+    """Read a batch, or its header. Raises UserError: it cannot be read."""
     try:
-        return read_header(path)
+        return read(path)
     except (BrokenFile, OSError) as error:
         raise UserError(f"the batch of step {step} cannot be read: {error}") from error
 

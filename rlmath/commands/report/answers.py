@@ -43,25 +43,32 @@ class _Change:
     ends: str  # Both values with their steps.
     value: float
     error: float  # Standard error of the value.
+    is_loss: bool = False  # Less is better.
 
 
 def _learning(lines: Sequence[Mapping[str, Any]]) -> Answer:
-    """Change of held-out accuracy; of the mean reward where it was evaluated less than twice."""
-    changes = [one for one in (_accuracy(lines), _reward(lines)) if one is not None]
+    """Change of held-out accuracy; of the mean reward where it was evaluated less than twice, or of
+    the loss of an SFT."""
+    found = (
+        _accuracy(lines),
+        _windows(lines, "mean reward", "rollout/rewards"),
+        _windows(lines, "loss", "sft/loss"),
+    )
+    changes = [one for one in found if one is not None]
     if not changes:
         few = len(lines) < 2 * _LEAST
         reason = " after so few steps" if few else ": fewer than two evaluations, and no rewards"
         return Answer("learning", OPEN, f"not known{reason}", "")
     first, *others = changes
     detail = "; ".join([first.ends, *(f"{one.what} {one.ends}" for one in others)])
-    by = f"{first.what} {{}} by {abs(first.value):.3g}"
+    by = f"{first.what} {'rose' if first.value > 0 else 'fell'} by {abs(first.value):.3g}"
     by += f" ± {first.error:.2g}" if first.error else ""
     if abs(first.value) <= _SURE * first.error or not first.value:
         verdict = f"not yet: {first.what} changed by {first.value:+.2g} ± {first.error:.2g}"
         return Answer("learning", OPEN, verdict, detail)
-    if first.value < 0:
-        return Answer("learning", BAD, f"no: {by.format('fell')}", detail)
-    return Answer("learning", GOOD, f"yes: {by.format('rose')}", detail)
+    if (first.value < 0) != first.is_loss:
+        return Answer("learning", BAD, f"no: {by}", detail)
+    return Answer("learning", GOOD, f"yes: {by}", detail)
 
 
 def _accuracy(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
@@ -78,9 +85,8 @@ def _accuracy(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
     )
 
 
-def _reward(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
-    """From the first steps to the last; ``None``: too few."""
-    tag = "rollout/rewards"
+def _windows(lines: Sequence[Mapping[str, Any]], what: str, tag: str) -> _Change | None:
+    """A metric's means from the first steps to the last; ``None``: too few."""
     found = _with(lines, tag)
     size = min(_WINDOW, len(found) // 2)
     if size < _LEAST:
@@ -93,7 +99,7 @@ def _reward(lines: Sequence[Mapping[str, Any]]) -> _Change | None:
         for mean, one in zip((first, last), windows, strict=True)
     )
     error = math.hypot(*(statistics.stdev(one) / math.sqrt(size) for one in values))
-    return _Change("mean reward", ends, last - first, error)
+    return _Change(what, ends, last - first, error, is_loss=what == "loss")
 
 
 def _health(lines: Sequence[Mapping[str, Any]], events: Sequence[Event]) -> Answer:
@@ -118,7 +124,8 @@ def _time(run: RunFolder) -> Answer:
     lines = run.metrics
     tokens = sum(line.get("rollout/response_tokens") or 0 for line in lines)
     seconds = sum(line.get("timing/step") or 0 for line in lines)
-    detail = f"{duration(seconds)} of steps, {tokens:,.0f} response tokens"
+    detail = f"{duration(seconds)} of steps"
+    detail += f", {tokens:,.0f} response tokens" if tokens else ""
     if run.is_finished:
         return Answer("time", GOOD, run.state(), detail)
     pace = run.pace_s()

@@ -19,6 +19,7 @@ from rlmath.commands.report.page import page
 from rlmath.commands.report.run_data import FACTS, SAMPLES_BYTES, TOKENS_BYTES, run_data
 from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.commands.report.traces import traces_of
+from rlmath.config.command_line import count
 from rlmath.errors import UserError
 from rlmath.monitor.curves import PHASES
 from rlmath.monitor.files import replacing
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", type=steps, metavar="C:D", help="from these steps")
     parser.add_argument(
         "--every",
-        type=_seconds,
+        type=count,
         metavar="N",
         help="write the page again every N seconds while the run lasts; an open page reloads",
     )
@@ -94,10 +95,3 @@ def _write(
     with replacing(out) as file:
         file.write(text)
     print(f"report   {out} ({len(text) / 1e6:.1f} MB)", flush=True)
-
-
-def _seconds(text: str) -> int:
-    seconds = int(text)
-    if seconds < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return seconds

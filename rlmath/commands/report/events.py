@@ -77,7 +77,7 @@ def _of_decisions(run: RunFolder) -> Iterator[Event]:
 
 
 def _of_checkpoints(run: RunFolder) -> Iterator[Event]:
-    for path in (run.folder / "checkpoints").glob("step_*"):
+    for path in (run.folder / run.checkpoints).glob("step_*"):
         match = STEP_NAME.fullmatch(path.name)
         if match and (path / MANIFEST).is_file():
             yield Event(int(match[1]), "checkpoint", f"checkpoint {path.name}")

@@ -40,6 +40,12 @@ FACTS = (
     ("learning rate", "actor.optimizer.lr"),
     ("seed", "runner.seed"),
 )
+# Settings of an SFT in their place.
+_SFT_FACTS = {
+    "model.path": "model.path",
+    "data.train_paths": "sft.train_paths",
+    "actor.optimizer.lr": "sft.optimizer.lr",
+}
 
 
 def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, Any]:
@@ -48,10 +54,11 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
     notes: list[str] = []
     steps, metrics = _curves(run.metrics, notes)
     axes = _axes(run.metrics)
+    keys = [_SFT_FACTS.get(key) if run.is_sft else key for _, key in FACTS]
     data = {
         "name": run.name,
         "answers": [dataclasses.astuple(one) for one in answers(run, events)],
-        "facts": [_text(run.settings.get(key)) for _, key in FACTS],
+        "facts": [_text(run.settings.get(key or "")) for key in keys],
         "steps": steps,
         "axes": {name: [found[step] for step in steps] for name, found in axes.items()},
         "metrics": metrics,
@@ -60,7 +67,7 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
         "kinds": _kinds(samples),
         **_samples(samples, int(FORMULAS_BYTES * share), tokenizer_of(run), notes),
     }
-    notes += _omissions(run, samples, len(events))
+    notes += [] if run.is_sft else _omissions(run, samples, len(events))
     return data | {"notes": notes}
 
 

@@ -37,7 +37,7 @@ def random_model(folder: Path, *, on_cuda: bool) -> Path:
     return make_shaped_model(folder, GPU_MODEL)
 
 
-def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
+def make_shaped_model(folder: Path, name: str) -> Path:
     """Random bfloat16 weights in the sizes of a published model, with the tiny model's tokenizer.
     ``name``: a key of ``rlmath.model.published.KNOWN``."""
     from safetensors.torch import save_file
@@ -51,7 +51,7 @@ def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
         "torch_dtype": "bfloat16",
     }
     spec = model_spec(config)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     tensors = {}
     for tensor, sizes in hf_shapes(spec).items():
         if tensor.endswith("norm.weight"):
@@ -118,6 +118,11 @@ def random_batch(model: str, lengths: list[int], prompt_tokens: int = 4) -> Trai
     signs."""
     sequences = random_tokens(model, lengths)
     batch = batch_of([(row[:prompt_tokens], row[prompt_tokens:]) for row in sequences])
+    return with_advantages(batch)
+
+
+def with_advantages(batch: TrainingBatch) -> TrainingBatch:
+    """The batch with advantages of 1 and -1, by turns."""
     signs = torch.ones(len(batch))
     signs[1::2] = -1.0
     advantages = torch.repeat_interleave(signs, batch.response_lengths)

@@ -15,7 +15,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.mismatch import measure
 from rlmath.checks import run as checks
-from rlmath.commands.selfcheck.material import random_tokens
+from rlmath.commands.selfcheck.material import random_tokens, with_advantages
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config.load import load
@@ -111,7 +111,6 @@ def requests(
     prompts: int = 8,
     max_tokens: int = RESPONSE_TOKENS,
     step: int = 0,
-    ignore_eos: bool = True,
 ) -> list[Request]:
     """Requests on random prompts of uneven length, sampled at temperature 1. ``count``: number of
     requests, spread over the prompts. ``step``: gives other prompts and random streams."""
@@ -126,7 +125,7 @@ def requests(
             temperature=1.0,
             top_p=1.0,
             seed=request_seed(0, step, f"{step}-{number % prompts}", number // prompts),
-            ignore_eos=ignore_eos,
+            ignore_eos=True,
         )
         for number in range(count)
     ]
@@ -142,14 +141,9 @@ def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBa
     pairs = zip(wanted, samples, strict=True)
     batch = batch_of([(list(r.prompt_token_ids), s.token_ids.tolist()) for r, s in pairs])
     log_probs = torch.from_numpy(np.concatenate([one.log_probs for one in samples]))
-    signs = torch.ones(len(batch))
-    signs[1::2] = -1.0
-    return dataclasses.replace(
-        batch,
-        engine_log_probs=log_probs,
-        weights_versions=torch.tensor([one.weights_version for one in samples]),
-        advantages=torch.repeat_interleave(signs, batch.response_lengths),
-    )
+    versions = torch.tensor([one.weights_version for one in samples])
+    batch = dataclasses.replace(batch, engine_log_probs=log_probs, weights_versions=versions)
+    return with_advantages(batch)
 
 
 def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:

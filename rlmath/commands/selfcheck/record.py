@@ -17,18 +17,18 @@ from typing import Any
 Value = float | int | str | bool
 
 
+def phase_words(phases: list[str]) -> str:
+    """Words for a message, such as ``in the phase 'load'`` after a space; empty outside any."""
+    return f" in the phase {phases[-1]!r}" if phases else ""
+
+
 class Record:
     """The lines of one check, written in its process. ``path``: file that is appended to; its
     folder has to exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._open: list[str] = []
-
-    @property
-    def where(self) -> str:
-        """Words for a message, such as ``in the phase load`` after a space; empty outside any."""
-        return f" in the phase {self._open[-1]!r}" if self._open else ""
+        self.open_phases: list[str] = []
 
     def figure(
         self, name: str, value: Value, unit: str = "", *, limit: str = "", key: bool = False
@@ -66,12 +66,12 @@ class Record:
         started_s = time.monotonic()
         self.phase_begins(name)
         yield
-        self._open.remove(name)
+        self.open_phases.remove(name)
         self._write("phase_end", name=name, seconds=round(time.monotonic() - started_s, 2))
 
     def phase_begins(self, name: str) -> None:
         """As ``phase``, without an end."""
-        self._open.append(name)
+        self.open_phases.append(name)
         self._write("phase", name=name)
 
     def end(self) -> None:

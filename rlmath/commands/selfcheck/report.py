@@ -87,13 +87,6 @@ def _table(rows: Iterable[tuple[Result, list[str]]]) -> Iterator[str]:
         yield f"| {head} | {_cell('; '.join(parts))} |"
 
 
-def read_results(text: str) -> dict[str, Any]:
-    """The JSON of the file that ``as_markdown`` wrote."""
-    block = text.rsplit("```json\n", 1)[1].rsplit("\n```", 1)[0]
-    content: dict[str, Any] = json.loads(block)
-    return content
-
-
 def _section(result: Result) -> list[str]:
     outcome = result.outcome
     lines = [

@@ -22,7 +22,7 @@ from rlmath.cluster.logs import end_of
 from rlmath.cluster.watchdog import DUMP_WAIT_S, STACKS_SIGNAL
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import Node
-from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
+from rlmath.commands.selfcheck.record import Outcome, Record, phase_words, read_outcome
 from rlmath.commands.selfcheck.worker import LOG_FILE, RECORD_FILE
 from rlmath.device.nvidia import gpu_states
 
@@ -103,7 +103,7 @@ def _report_end(
     record: Record, outcome: Outcome, returncode: int, timed_out: bool, check: Check
 ) -> None:
     """Say why a check's process ended before the check did."""
-    where = f" in the phase {outcome.open_phases[-1]!r}" if outcome.open_phases else ""
+    where = phase_words(outcome.open_phases)
     if timed_out:
         record.fail(
             f"did not end within {check.limit_s:g} s{where}; it was ended, and its log has the "

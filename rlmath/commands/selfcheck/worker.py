@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.commands.selfcheck.node import Node
-from rlmath.commands.selfcheck.record import Record
+from rlmath.commands.selfcheck.record import Record, phase_words
 from rlmath.utils.child_processes import end_with_parent
 
 RECORD_FILE = "record.jsonl"
@@ -32,7 +32,7 @@ def main(target: str, node: Node) -> int:
         getattr(importlib.import_module(module), function)(node, record)
     except BaseException as error:
         traceback.print_exc()
-        record.fail(f"{type(error).__name__}{record.where}: {error}")
+        record.fail(f"{type(error).__name__}{phase_words(record.open_phases)}: {error}")
         if not isinstance(error, Exception):
             raise
     record.end()

@@ -53,6 +53,12 @@ def test_settings_that_can_work_pass(base):
     check(load(base), "train", CPU_MACHINE)
 
 
+def test_a_layout_that_does_not_divide_is_reported_beside_numbers_out_of_range(refusal):
+    given = "cluster=gpu8", "actor.context_parallel=3", "rollout.temperature=-1"
+    message = refusal(*given, machine=GPU_MACHINE)
+    assert "rollout.temperature=-1.0" in message and "context_parallel 3 = 3 GPUs" in message
+
+
 def test_ranges_hold_at_their_ends():
     share = by_key()["eval.top_p"].limits
     assert [share.holds(x) for x in (0, 1e-9, 1, 1.0001, float("nan"))] == [

@@ -8,7 +8,7 @@ import pytest
 from config_cases import CPU_MACHINE, QWEN_7B
 
 from rlmath.checks.files import memory
-from rlmath.checks.teacher import teacher_problems, vocabulary
+from rlmath.checks.teacher import teacher_problems, vocabulary_in
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.plan.teacher import describe_teacher, teacher_bytes, teacher_fits
 from rlmath.config.arithmetic import resolve_layout
@@ -38,8 +38,8 @@ def problems(folder, *overrides):
 
 def test_a_whole_folder_passes_and_its_vocabulary_may_be_padded(folder):
     assert problems(folder) == problems(folder, "algorithm.advantage=teacher") == []
-    assert vocabulary("tiny") == vocabulary(str(folder))
-    assert vocabulary("tiny")[256] == "<|endoftext|>"
+    assert vocabulary_in("tiny") == vocabulary_in(str(folder))
+    assert vocabulary_in("tiny")[256] == "<|endoftext|>"
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_another_vocabulary_is_refused_with_the_first_token_that_differs(folder,
 def test_a_list_of_pieces_is_a_vocabulary_too(tmp_path):
     pieces = {"model": {"vocab": [["<unk>", 0.0], ["a", -1.5]]}, "added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(pieces))
-    assert vocabulary(str(tmp_path)) == {0: "<unk>", 1: "a"}
+    assert vocabulary_in(str(tmp_path)) == {0: "<unk>", 1: "a"}
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="cannot be read"):
-        vocabulary(str(tmp_path))
+        vocabulary_in(str(tmp_path))
 
 
 def test_teacher_memory_is_counted(folder):

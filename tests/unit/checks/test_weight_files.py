@@ -102,7 +102,9 @@ def test_a_tokenizer_with_more_ids_than_the_embedding_has_rows(tmp_path):
     write({"a": 0, "b": rows - 1}, added=5)
     assert tokenizer_misfit(folder) is None
     write({"a": 0, "b": rows}, added=5)
-    assert f"ids up to {rows}, and the embedding has {rows} rows" in str(tokenizer_misfit(folder))
+    assert f"ids up to {rows}, 'b', and the embedding has {rows} rows" in str(
+        tokenizer_misfit(folder)
+    )
     write([["a", 0.0]] * rows, added=rows + 2)
     assert f"ids up to {rows + 2}, '<|tool|>'" in str(tokenizer_misfit(folder))
     tokenizer.write_text("[]")

@@ -105,7 +105,7 @@ def test_memory_of_sleeping_engines_is_flat(tmp_path, record, monkeypatch, aslee
     monkeypatch.setattr(parts, "start", lambda *a: contextlib.nullcontext((actor, pool)))
     monkeypatch.setattr(parts, "sample", lambda *a: [])
     monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
-    monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", lambda *a, **k: None)
+    monkeypatch.setattr(sleep, "sync_weights", lambda *a, **k: None)
     sleep.run(node(tmp_path), record)
     assert len(cycles) == sleep.CYCLES
     assert bool(problems(tmp_path)) == bool(expected)

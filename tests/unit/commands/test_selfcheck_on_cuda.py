@@ -148,8 +148,7 @@ def run(check, node, monkeypatch):
 
     monkeypatch.setattr(parts, "start", start)
     monkeypatch.setattr(parts, "started_engines", started_engines)
-    monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", sync_weights)
-    for module in (alignment, checkpoint, throughput, weight_sync):
+    for module in (alignment, checkpoint, sleep, throughput, weight_sync):
         monkeypatch.setattr(module, "sync_weights", sync_weights)
     record = Record(Path(node.folder) / "record.jsonl")
     check.run(node, record)

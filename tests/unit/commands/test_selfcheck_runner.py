@@ -99,7 +99,7 @@ def test_the_file_has_everything_as_text_and_as_json(results):
     assert "- commit: abc" in text
     assert "| good | passed |" in text
     assert "**To do:** Fix segfaults." in text
-    content = report.read_results(text)
+    content = json.loads(text.rsplit("```json\n", 1)[1].rsplit("\n```", 1)[0])
     checks = {one["name"]: one for one in content["checks"]}
     assert [*checks] == list(NAMES)
     assert content["about"]["commit"] == "abc"

@@ -26,7 +26,7 @@ from rlmath.utils.setting import Options
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plugins"
 OWN = [
-    pytest.param(kind, name, id=f"{kind.name}-{name}")
+    pytest.param(kind, name, id=f"{kind.title}-{name}")
     for kind in KINDS
     for name in kind.registry.names()
     # A value model's, which is called with other arguments; what has to be given a range or is
@@ -145,7 +145,7 @@ WRONG_LOSSES = {
 
 
 def violations(kind, name):
-    (chosen,) = (one for one in KINDS if one.name == kind)
+    (chosen,) = (one for one in KINDS if one.title == kind)
     return {one.invariant: one.text for one in chosen.check(name) if not one.holds}
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
 def violations(kind: str) -> dict[str, str]:
-    (chosen,) = (one for one in KINDS if one.name == kind)
+    (chosen,) = (one for one in KINDS if one.title == kind)
     return {one.invariant: one.text for one in chosen.check("wrong") if not one.holds}
 
 

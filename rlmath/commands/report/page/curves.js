@@ -1,5 +1,5 @@
 // Curves of every metric, with the events on them.
-const FIRST_METRICS = ["rollout/rewards", "eval/accuracy", "rollout/response_length"];
+const FIRST_METRICS = ["rollout/rewards", "eval/accuracy", "rollout/response_length", "sft/loss", "sft/lr"];
 const MAIN_METRICS = [
   "rollout/accuracy", "rollout/truncated_share", "train/entropy_loss", "train/grad_norm", "train/clip_fraction",
   "train/importance_ratio", "alignment/mean_exp_abs_diff", "timing/step", "throughput/tokens_per_s",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from rlmath.model.spec import read_model_spec
 from rlmath.types import TrainingBatch
 from rlmath.validation.compare import Comparison, comparison, gathered_log_probs
 from rlmath.validation.hf_log_probs import hf_log_probs
-from rlmath.validation.processes import on_ranks
+from rlmath.validation.processes import free_port, on_ranks
 
 # Uneven, so that a pack has boundaries inside; two packs and more for every rank.
 LENGTHS = [192, 16, 77, 130, 40, 99, 61, 150]
@@ -149,9 +148,7 @@ def _change_layout(layout: Layout, platform: Platform) -> None:
     """Leave the process groups and make those of another layout with as many ranks."""
     place, rank = [0], dist.get_rank()
     if rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            place = [int(probe.getsockname()[1])]
+        place = [free_port()]
     dist.broadcast_object_list(place, src=0)
     destroy()
     initialize(layout, platform, rank=rank, address="127.0.0.1", port=place[0], seed=0)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
-import sys
-from importlib.metadata import version
 
-from rlmath.commands.doctor import GIB, packages, shared_memory
+from rlmath.commands.doctor import examine
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.utils import transformer_engine as te_install
@@ -18,15 +15,10 @@ LEAST_DRIVER = 580
 
 def run(node: Node, record: Record) -> None:
     """Report the machine; a fault that prevents a run is a problem."""
-    from rlmath.checks.machine import Machine
-
-    record.figure("Python", sys.version.split()[0])
-    record.figure("CPU cores", len(os.sched_getaffinity(0)))
-    record.figure("host memory", Machine.here().memory_bytes / GIB, "GiB")
-    for finding in [*packages(), *shared_memory()]:
+    te_install.use_packaged_libraries()
+    for finding in examine(None):
         record.figure(finding.subject, finding.text)
         record.require(finding.level != "bad", f"{finding.subject}: {finding.text}")
-    te_install.use_packaged_libraries()
     _versions(record)
     if not node.on_cuda:
         why = "no GPU, or torch is a build without CUDA"
@@ -34,7 +26,6 @@ def run(node: Node, record: Record) -> None:
             record.not_applicable(part, why)
         return
     _gpus(record)
-    _libraries(record)
 
 
 def _versions(record: Record) -> None:
@@ -71,25 +62,3 @@ def _gpus(record: Record) -> None:
             f"Install an NVIDIA driver of branch {LEAST_DRIVER} or later on the host.",
         )
     record.text("nvidia-smi topo -m", topology())
-
-
-def _libraries(record: Record) -> None:
-    import torch
-
-    record.figure("CUDA of torch", torch.version.cuda or "none")
-    record.figure("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
-    record.figure("cuDNN", torch.backends.cudnn.version() or 0)
-    for index in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(index)
-        record.figure(f"compute capability of CUDA device {index}", f"{major}.{minor}")
-    with record.phase("import transformer_engine.pytorch"):
-        problem = te_install.missing_part() or te_install.import_error()
-    record.require(
-        problem is None,
-        f"Transformer Engine: {problem}",
-        "Run `bash launchers/setup.sh cuda`; without Transformer Engine updates are several times "
-        "slower and take more memory.",
-    )
-    if problem is None:
-        record.figure("Transformer Engine", version("transformer-engine"), key=True)
-        record.figure("flash attention", "yes" if te_install.has_flash_attention() else "no")

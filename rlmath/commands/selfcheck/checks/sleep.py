@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from rlmath.commands.selfcheck import parts
+from rlmath.commands.selfcheck.checks.engines import gpu_of
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
+from rlmath.device.nvidia import gpu_states
+from rlmath.rollout.weight_sync import sync_weights
 
 CYCLES = 20
 # Growth over all cycles; a leak of a megabyte a step would end a run of thousands.
@@ -18,15 +22,11 @@ def run(node: Node, record: Record) -> None:
     if not node.on_cuda:
         record.not_applicable("", "engines on a CPU keep their memory and never sleep")
         return
-    # Imported late, since it takes seconds.
-    from rlmath.commands.selfcheck import parts
-    from rlmath.rollout.weight_sync import sync_weights
-
     config = parts.settings(node, "run", gpus=1)
     wanted = parts.requests(node, SAMPLES, max_tokens=8)
     asleep: list[int] = []
     with parts.start(config, record) as (actor, pool):
-        (gpu,) = set(actor.call(_uuid))
+        (gpu,) = set(actor.call(gpu_of))
         parts.sample(pool, wanted)
         awake = _used_mib(gpu)
         for cycle in range(1, CYCLES + 1):
@@ -58,13 +58,5 @@ def run(node: Node, record: Record) -> None:
     )
 
 
-def _uuid(worker: object) -> str:
-    from rlmath.device.nvidia import current_gpu_uuid
-
-    return current_gpu_uuid()
-
-
 def _used_mib(uuid: str) -> int:
-    from rlmath.device.nvidia import gpu_states
-
     return next(state.used_mib for state in gpu_states() if state.uuid == uuid)

@@ -15,12 +15,11 @@ import torch
 from rlmath.actor.group import ActorGroup
 from rlmath.commands.plan.gpus import Efficiency
 from rlmath.commands.plan.time import Work, decoding
-from rlmath.commands.plan.weight_sync import sync_time
+from rlmath.commands.plan.weight_sync import planned_buckets, sync_time
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config.schema import Config
-from rlmath.config.weights import bucket_mib
 from rlmath.engines.bare_vllm import bare_rates
 from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import Request
@@ -28,7 +27,6 @@ from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.weight_sync import sync_weights
-from rlmath.weights.plan import plan_weights
 
 # Requests and tokens of each.
 WORK = {"cuda": (256, 512), "cpu": (16, 64)}
@@ -105,30 +103,29 @@ def _weight_sync(
     pool: RolloutPool,
 ) -> None:
     """Weights to an engine that is awake; the first sync connects."""
-    dtype, one = getattr(torch, node.dtype), Layout()
-    mib = bucket_mib(config.weights.bucket_size_mib, spec.num_parameters * dtype.itemsize)
-    plan = plan_weights(spec, one, one, mib, dtype)
+    buckets = planned_buckets(spec, config, getattr(torch, node.dtype))
+    num_bytes = sum(one.num_bytes for one in buckets)
     best_s = math.inf
     for _ in range(ROUNDS):
         started_s = time.perf_counter()
         sync_weights(actor, pool, pool.weights_version + 1)
         best_s = min(best_s, time.perf_counter() - started_s)
     record.figure("weight sync", best_s, "s")
-    record.figure("weight sync rate", plan.num_bytes / best_s / 1e9, "GB/s", key=True)
+    record.figure("weight sync rate", num_bytes / best_s / 1e9, "GB/s", key=True)
     if node.card is None:
         return
     planned = sync_time(
         spec,
-        one,
-        weights_bytes=plan.num_bytes,
-        buckets=len(plan.buckets),
+        Layout(),
+        weights_bytes=num_bytes,
+        buckets=len(buckets),
         engine_tp=1,
         colocated=True,
         gpu=node.card,
         efficiency=Efficiency(),
         gpus_per_node=1,
     )
-    record.figure("planned weight sync", plan.num_bytes / planned.seconds / 1e9, "GB/s")
+    record.figure("planned weight sync", num_bytes / planned.seconds / 1e9, "GB/s")
 
 
 def _checkpoint(record: Record, actor: ActorGroup, folder: Path) -> None:

@@ -172,8 +172,7 @@ def test_norms_and_rotary_embeddings_come_back():
     assert torch.allclose(rotary.cos_sin_cache, torch.cat([wanted.cos(), wanted.sin()], 1))
     for name in ("inv_freq", "sliding_attention_inv_freq"):
         assert torch.allclose(own.get_buffer(name), torch.tensor([1.0, theta**-0.5]))
-    in_engines.epsilon_back(worker)
-    in_engines.rope_back(worker)
+    in_engines.put_back(worker)
     assert all(torch.equal(one, torch.tensor([1.0, 0.1])) for one in own.buffers())
     assert norm.variance_epsilon == 1e-6 and torch.equal(rotary.cos_sin_cache, cache)
 

@@ -6,7 +6,7 @@ from typing import cast
 import ray
 
 from rlmath.commands.drill.fault import Scene
-from rlmath.commands.drill.in_engines import in_actors
+from rlmath.commands.drill.in_engines import _when_undone, in_actors, plant_in_engines
 
 
 class Engine:
@@ -24,10 +24,7 @@ class Engine:
 
 def plant(engine):
     engine.calls.append("plant")
-
-
-def back(engine):
-    engine.calls.append("back")
+    _when_undone(engine, lambda: engine.calls.append("back"))
 
 
 def test_an_engine_that_was_restarted_is_the_one_that_is_restored(monkeypatch):
@@ -36,7 +33,7 @@ def test_an_engine_that_was_restarted_is_the_one_that_is_restored(monkeypatch):
     old, new, other = Engine(), Engine(), Engine()
     pool = SimpleNamespace(engines=[old, other])
     scene = cast(Scene, SimpleNamespace(run=SimpleNamespace(sampling=SimpleNamespace(pool=pool))))
-    with in_actors(scene, plant, back):
+    with plant_in_engines(scene, in_actors, plant):
         old.dead = True
         pool.engines = [new, other]
-    assert (old.calls, new.calls, other.calls) == (["plant"], ["back"], ["plant", "back"])
+    assert (old.calls, new.calls, other.calls) == (["plant"], [], ["plant", "back"])
