@@ -4,7 +4,6 @@ nothing would use (``OnlyWith``)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import by_key, value_of, value_text
@@ -40,7 +39,8 @@ def unused_keys(config: Config) -> Iterator[str]:
             continue
         chosen = value_of(config, rule.setting)
         if rule.choices:
-            used = any(one in rule.choices for one in _listed(chosen))
+            every = chosen if isinstance(chosen, list) else [chosen]
+            used = any(one in rule.choices for one in every)
         else:
             used = chosen != by_key()[rule.setting].default
         if not used and not (rule.also and value_of(config, rule.also) is not None):
@@ -67,7 +67,3 @@ def unused_problems(config: Config) -> Iterator[str]:
                 f"{key}={value_text(value)}: does nothing while {rule.setting}="
                 f"{value_text(chosen)}; make that {rule.words}, or leave this at {default}"
             )
-
-
-def _listed(chosen: Any) -> Any:
-    return chosen if isinstance(chosen, list) else [chosen]
