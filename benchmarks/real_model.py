@@ -66,13 +66,13 @@ def main() -> None:
     if arguments.at_once > 1:
         common.extend(SHARED_GPU)
 
-    def seeded(seed: int) -> list[str]:
+    def seed_settings(seed: int) -> list[str]:
         return [*common, f"runner.seed={seed}", f"data.seed={seed}"]
 
     def one_seed(seed: int) -> None:
         start, run_dir = to / f"start_{seed}", to / f"{arguments.label}_{seed}"
-        results.part(f"sft/{seed}", functools.partial(_sft, start, seeded(seed)))
-        settings = [*seeded(seed), f"model.path={start / 'sft'}"]
+        results.part(f"sft/{seed}", functools.partial(_sft, start, seed_settings(seed)))
+        settings = [*seed_settings(seed), f"model.path={start / 'sft'}"]
         results.part(f"{arguments.label}/{seed}", functools.partial(_train, run_dir, settings))
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
@@ -86,7 +86,7 @@ def main() -> None:
         failed.append(f"trl/{seed} needs the result of {arguments.label}/{seed}")
     elif arguments.peer:
         run_dir, start = to / f"{arguments.label}_{seed}", to / f"start_{seed}" / "sft"
-        trl = functools.partial(_trl, to / f"trl_{seed}", start, run_dir, seeded(seed))
+        trl = functools.partial(_trl, to / f"trl_{seed}", start, run_dir, seed_settings(seed))
         results.part(f"trl/{seed}", trl)
     results.part("before_sft", functools.partial(_before_sft, to / "before_sft", common))
     for name, result in results.found.items():
@@ -174,12 +174,12 @@ def _sft(run_dir: Path, settings: list[str], put: Put) -> dict[str, Any]:
 def _train(run_dir: Path, settings: list[str], put: Put) -> dict[str, Any]:
     began_s = time.perf_counter()
 
-    def measured() -> dict[str, Any]:
+    def figures() -> dict[str, Any]:
         return {"wall_s": time.perf_counter() - began_s} | results_of(run_dir)
 
     command = ("-m", "rlmath", "train", *settings, f"runner.run_dir={run_dir}")
-    run_python(*command, meanwhile=lambda: put(measured()))
-    return measured()
+    run_python(*command, meanwhile=lambda: put(figures()))
+    return figures()
 
 
 def results_of(run_dir: Path) -> dict[str, Any]:
@@ -222,11 +222,11 @@ def _trl(to: Path, start: Path, run_dir: Path, settings: list[str], put: Put) ->
     arguments = [f"--model={start}", f"--to={models}", f"--settings={json.dumps(config)}"]
     result: dict[str, Any] = {"curve": results_of(run_dir)["curve"][:1]}
 
-    def trained() -> dict[str, Any]:
+    def history() -> dict[str, Any]:
         return result | {"history": _rows(models / "history.jsonl")}
 
-    run_python("benchmarks/trl_learning.py", *arguments, meanwhile=lambda: put(trained()))
-    result = trained()
+    run_python("benchmarks/trl_learning.py", *arguments, meanwhile=lambda: put(history()))
+    result = history()
     steps, every = config["steps"], config["eval_every"]
     for step in (steps, *range(every, steps, every)):
         model = models / f"checkpoint-{step * config['minibatches_per_step']}"

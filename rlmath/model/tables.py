@@ -96,7 +96,7 @@ QWEN_MOE_MLP = (
 )
 
 
-def _shared(hf: str) -> tuple[Entry, Entry]:
+def _shared_experts(hf: str) -> tuple[Entry, Entry]:
     """The experts that every token uses."""
     names = (f"mlp.shared_experts.{one}.weight" for one in ("linear_fc1", "linear_fc2"))
     return _feed_forward(hf, "shared_ffn", When.shared_experts, *names)
@@ -108,7 +108,7 @@ GLM_MOE_MLP = (
     _in_layer(
         "mlp.router.expert_bias", "mlp.gate.e_score_correction_bias experts", when=When.moe_layer
     ),
-    *_shared("mlp.shared_experts"),
+    *_shared_experts("mlp.shared_experts"),
 )
 
 
@@ -176,7 +176,7 @@ DELTA_NET_BY_HEAD = (
 )
 
 SHARED_EXPERT = (
-    *_shared("mlp.shared_expert"),
+    *_shared_experts("mlp.shared_expert"),
     _in_layer(
         "mlp.shared_experts.gate_weight",
         "mlp.shared_expert_gate.weight one hidden",

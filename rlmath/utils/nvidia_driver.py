@@ -31,7 +31,7 @@ def query(*what: str) -> list[list[str]]:
 
 
 def output_of(*command: str) -> str:
-    """What a program prints; empty without it, or if it fails."""
+    """Output of a program; empty without it, or if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S

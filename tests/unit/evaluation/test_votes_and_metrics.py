@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
@@ -73,7 +74,8 @@ def test_tags_are_means_over_benchmarks():
 
 def test_a_journal_resumes_where_it_was_cut_off(tmp_path):
     path = tmp_path / "j.jsonl"
-    samples = [graded_sample(i, None, "wrong").sample for i in range(3)]
+    made = [graded_sample(i, None, "wrong").sample for i in range(3)]
+    samples = [replace(one, log_probs=np.zeros(0, np.float32)) for one in made]  # Not kept.
     with Journal(path, {"of": 1}) as journal:
         assert list(journal.keep(samples[:2])) == samples[:2]
     with path.open("ab") as file:
