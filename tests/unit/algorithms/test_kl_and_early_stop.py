@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlmath.algorithms.aggregation import AGGREGATIONS, denominator, sequence_weights
 from rlmath.algorithms.early_stop import decide
 from rlmath.algorithms.kl import KL_ESTIMATORS, kl_estimate
-from rlmath.algorithms.kl_control import next_kl_coef, reference_weight
+from rlmath.algorithms.kl_control import next_kl_coef
 from rlmath.algorithms.value import value_losses
 
 # Two distributions over four tokens: expectations are exact sums, not samples.
@@ -84,21 +84,6 @@ def test_kl_coefficient_follows_its_target():
     assert next_kl_coef(0.1, 9.0, 0.06, 1000, 100) == pytest.approx(0.1 * 1.02)
     assert next_kl_coef(0.1, 0.0, 0.06, 1000, 100) == pytest.approx(0.1 * 0.98)
     assert next_kl_coef(0.1, 0.066, 0.06, 1000, 1000) == pytest.approx(0.11)
-
-
-@pytest.mark.parametrize(
-    "kind, step, want",
-    [
-        ("frozen", 100, 0.0),
-        ("reset", 99, 0.0),
-        ("reset", 100, 1.0),
-        ("reset", 0, 0.0),
-        ("averaged", 100, 0.25),
-        ("averaged", 101, 0.0),
-    ],
-)
-def test_reference_renewal(kind, step, want):
-    assert reference_weight(kind, step, every=50, decay=0.75) == want
 
 
 def sums(ratio_sum=10.0, tokens=10.0, nonfinite=0.0, signal=1.0, **more):

@@ -21,6 +21,7 @@ from tests.support.samples import make_sample
 
 def graded_sample(index, answer, status, finish="stop"):
     sample = make_sample("f:1", index, [1, 2], text="text", finish_reason=finish, seed=7)
+    sample = replace(sample, log_probs=np.zeros(0, np.float32))
     correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
     return GradedSample(sample, None, correct, status, answer)
 

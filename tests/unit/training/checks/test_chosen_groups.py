@@ -38,27 +38,27 @@ def step(check: ChosenGroups, number: int, groups: Sequence[Group], *settings: s
     check.before_update(now)
 
 
-def groups_with_signal(names: Sequence[str]) -> Sequence[Group]:
+def groups_of(names: Sequence[str]) -> Sequence[Group]:
     return [group(name, (0.0, 1.0)) for name in names]
 
 
 def test_problems_of_the_last_step_in_its_order_are_named() -> None:
     names, check = "abcdefghijklmnop", ChosenGroups()
-    step(check, 1, groups_with_signal(names))
-    step(check, 2, groups_with_signal("ba" + names[2:]))
+    step(check, 1, groups_of(names))
+    step(check, 2, groups_of("ba" + names[2:]))
     with pytest.raises(InvariantError, match="first 16 problems are those of the last step"):
-        step(check, 3, groups_with_signal("ba" + names[2:]))
+        step(check, 3, groups_of("ba" + names[2:]))
     check = ChosenGroups()
     for number in (1, 2, 3):
-        step(check, number, groups_with_signal(names), "data.shuffle=false")
+        step(check, number, groups_of(names), "data.shuffle=false")
 
 
 def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
     check = ChosenGroups()
     for number in (1, 2):
-        step(check, number, groups_with_signal("abcdefgh"))
+        step(check, number, groups_of("abcdefgh"))
     with pytest.raises(InvariantError):
-        step(check, 3, groups_with_signal("abcdefgh"))
+        step(check, 3, groups_of("abcdefgh"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_data_that_has_one_order_may_come_in_it(names: Sequence[str]) -> None:
     """Fewer problems than a step has, and files of one problem each, mixed in shares."""
     check = ChosenGroups()
     for number in range(1, 5):
-        step(check, number, groups_with_signal(names))
+        step(check, number, groups_of(names))
 
 
 def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
