@@ -132,6 +132,9 @@ class RunFolder:
             and isinstance(line.get("started"), str)
         ]
         began = datetime.datetime.fromisoformat(starts[-1]).timestamp() if starts else 0.0
+        if self.is_sft and self.metrics:  # It notes no starts.
+            first = self.metrics[0]
+            began = first.get(TIME, 0.0) - (first.get("timing/step") or 0.0)
         found = [line for line in self._of_steps(WARNINGS_FILE) if "message" in line]
         recent = [line for line in found if line.get("time_s", 0.0) >= began]
         return list({(line[STEP], str(line["message"])): line for line in recent}.values())

@@ -4,6 +4,7 @@ from rlmath.cli import main
 from rlmath.commands.watch import POLL_S, in_progress, lines_after
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
+from rlmath.monitor.monitor import WARNINGS_FILE
 from rlmath.monitor.run_folder import SFT_LOG, RunFolder
 from rlmath.monitor.run_settings import CONFIG_FILE, SFT_CONFIG_FILE, SFT_EXPORTED_FILE
 from rlmath.utils.run_lock import only_run_in
@@ -78,6 +79,9 @@ def test_watch_shows_progress(tmp_path):
 def test_watch_and_report_show_a_folder_of_sft_alone(tmp_path, capsys):
     folder = tmp_path / "run"
     config = load(["experiment=quickstart", f"runner.run_dir={folder}", "sft.steps=14"])
+    (folder / SFT_LOG).mkdir(parents=True)
+    old = '{"step": 3, "time_s": 1.0, "message": "of an SFT that was started before"}\n'
+    (folder / SFT_LOG / WARNINGS_FILE).write_text(old)
     with open_monitor(folder / SFT_LOG, config.runner, 14, line_every=100) as monitor:
         for step in range(1, 15):
             monitor.log_step(step, {"sft/loss": 3.0 - 0.1 * step, "sft/lr": 1e-4})
@@ -86,6 +90,7 @@ def test_watch_and_report_show_a_folder_of_sft_alone(tmp_path, capsys):
     assert main(["watch", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "step 14/14  loss 1.600" in said and "yes: loss fell by 0.7" in said
+    assert "no alarm" in said
     assert "ended or interrupted at step 14 of 14" in said  # The model is not written yet.
     (folder / SFT_EXPORTED_FILE).write_text('{"step": 14}\n')
     assert main(["watch", str(folder)]) == 0
