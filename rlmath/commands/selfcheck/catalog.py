@@ -30,7 +30,8 @@ CHECKS = (
         "environment",
         "driver, GPUs, topology, versions",
         "Run `rlmath doctor`; set up again with `bash launchers/setup.sh cuda`.",
-        120.0,
+        # The doctor waits 120 s for an import of Transformer Engine.
+        240.0,
     ),
     _check(
         "actor",

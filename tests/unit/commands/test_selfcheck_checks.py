@@ -12,7 +12,14 @@ import torch
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.selfcheck import material, parts
-from rlmath.commands.selfcheck.checks import actor, parallel, sleep, training, update
+from rlmath.commands.selfcheck.checks import (
+    actor,
+    environment,
+    parallel,
+    sleep,
+    training,
+    update,
+)
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record, read_outcome
 from rlmath.device import nvidia
@@ -70,6 +77,15 @@ def test_the_driver_is_read(tmp_path, monkeypatch):
     for visible in ("1", "GPU-b"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert [state.uuid for state in nvidia.gpu_states()] == ["GPU-b"]
+
+
+def test_gpus_are_looked_at_before_this_process_uses_one(tmp_path, record, monkeypatch):
+    order = []
+    monkeypatch.setattr(nvidia, "gpu_states", lambda: order.append("GPUs") or [])
+    monkeypatch.setattr(environment, "examine", lambda config: order.append("doctor") or [])
+    monkeypatch.setattr(environment, "_versions", lambda record: None)
+    environment.run(node(tmp_path), record)
+    assert order == ["GPUs", "doctor"]
 
 
 def test_cards_are_known_by_name(tmp_path):

@@ -16,16 +16,17 @@ LEAST_DRIVER = 580
 def run(node: Node, record: Record) -> None:
     """Report the machine; a fault that prevents a run is a problem."""
     te_install.use_packaged_libraries()
-    for finding in examine(None):
-        record.figure(finding.subject, finding.text)
-        record.require(finding.level != "bad", f"{finding.subject}: {finding.text}")
+    if node.on_cuda:
+        _gpus(record)  # Before this process, too, takes memory of one.
+    with record.phase("rlmath doctor"):
+        for finding in examine(None):
+            record.figure(finding.subject, finding.text)
+            record.require(finding.level != "bad", f"{finding.subject}: {finding.text}")
     _versions(record)
     if not node.on_cuda:
         why = "no GPU, or torch is a build without CUDA"
         for part in ("driver", "topology", "NCCL and cuDNN", "Transformer Engine"):
             record.not_applicable(part, why)
-        return
-    _gpus(record)
 
 
 def _versions(record: Record) -> None:
