@@ -110,7 +110,9 @@ def _sequences(path: Path, model: Path, count: int) -> list[tuple[list[int], lis
     tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
     result: list[tuple[list[int], list[int]]] = []
     for row in itertools.islice(rows_of(str(path)), count):
-        if isinstance(row.fields, MalformedRowError) or not {"prompt", "response"} <= {*row.fields}:
+        if isinstance(row.fields, MalformedRowError):
+            raise UserError(f"{row.place}: {row.fields}")
+        if not {"prompt", "response"} <= {*row.fields}:
             raise UserError(f"{row.place}: no prompt and response")
         pair = row.fields["prompt"], row.fields["response"]
         prompt, response = (tokenizer.encode(t, add_special_tokens=False) for t in pair)
