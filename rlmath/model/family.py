@@ -116,7 +116,7 @@ class Family:
     All have RMS norms, rotary positions, grouped-query or latent attention, and a gated SiLU MLP.
 
     Attributes:
-        name: Name in messages and ``rlmath plan weights``.
+        name: Name in messages.
         architectures: Values of ``architectures`` in config.json.
         entries: The table of tensors, in the order in which they are written and sent.
         ignored_suffixes: Suffixes of tensor names in files that are ignored.
