@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlmath.actor.rank_calls import ActorError
 from rlmath.batching.shards import response_rows
 
 
@@ -35,6 +34,8 @@ def assemble(
 def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
     once = rows.numel() == total and int(torch.bincount(rows, minlength=total).max()) == 1
     if not once or values.numel() != total:
+        from rlmath.actor.rank_calls import ActorError  # Imports Ray.
+
         raise ActorError(
             f"{values.numel()} token values came back for {total} response tokens: some are "
             "missing or duplicated"

@@ -16,7 +16,7 @@ def add(one: Any, other: Any) -> Any:
         summed = {key: add(one[key], other[key]) for key in both}
         return dict(sorted(({**one, **other} | summed).items()))
     if isinstance(one, tuple):
-        return tuple(map(add, one, other))
+        return tuple(add(a, b) for a, b in zip(one, other, strict=True))
     return one + other
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from rlmath.grading import wording
-from rlmath.grading.arith import approximate, exact_value
+from rlmath.grading.arith import approximate, exact_value, large_sample
 from rlmath.grading.listing import difference
 from rlmath.grading.scalars import is_rational_function
 from rlmath.grading.syntax import (
@@ -220,19 +220,27 @@ def _solve_comparison(operator: str, left: Node, right: Node) -> RealSet | None:
     return None if line is None else _symmetric(*line, operator, right)
 
 
+def _divides(node: Node) -> bool:
+    """Whether a node divides by a variable: x^2 (x-7) / (x-7) is not defined at 7."""
+    if node[0] == "^" and node[2][0] == "neg":
+        return not is_constant(node[1])
+    return node[0] == "/" and not is_constant(node[2])
+
+
 def _parabola(operator: str, node: Node) -> RealSet | None:
     """`x^2 < 4` with rational coefficients; None if it is not a quadratic inequality."""
     names = set(symbols(node))
-    if len(names) != 1 or not is_rational_function(node):
+    if len(names) != 1 or not is_rational_function(node) or any(map(_divides, subtrees(node))):
         return None
     name = next(iter(names))
-    values = [exact_value(replace(node, ("s", name), ("n", j))) for j in range(5)]
+    points = (0, 1, 2, large_sample(name, 0), large_sample(name, 1))
+    values = [exact_value(replace(node, ("s", name), ("n", j))) for j in points]
     if any(value is None for value in values):
         return None
     at = [Fraction(value) for value in values if value is not None]
     a = (at[2] - 2 * at[1] + at[0]) / 2
     b, c = at[1] - at[0] - a, at[0]
-    if not a or any(a * j * j + b * j + c != at[j] for j in (3, 4)):
+    if not a or any(a * j * j + b * j + c != v for j, v in zip(points, at, strict=True)):
         return None
     under = b * b - 4 * a * c
     if under <= 0:

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rlmath.checkpoint import child_writer
 from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.digests import take_note
+from rlmath.checkpoint.state import begin_saves
 from rlmath.checkpoint.writer import checkpoint_writer
 from rlmath.device.host_memory import host_copies
 from tests.unit.checkpoint.small_disk import small_disk
@@ -105,3 +108,20 @@ def test_a_child_that_is_not_needed_ends():
     del child
     gc.collect()
     assert process.wait(120) == 0
+
+
+def test_the_copies_are_freed_when_they_are_written(monkeypatch, tmp_path):
+    class Copies:
+        def write(self):
+            pass
+
+    copies = Copies()
+    alive, writes = weakref.ref(copies), [copies.write]
+    monkeypatch.setattr("rlmath.checkpoint.state._last", None)
+    monkeypatch.setattr("rlmath.checkpoint.state._free_group", lambda: None)
+    monkeypatch.setattr("rlmath.checkpoint.state._prepare_save", lambda *_, **__: writes.pop())
+    pending = begin_saves({"actor": Mock()}, tmp_path)
+    del copies
+    pending.result()
+    gc.collect()
+    assert alive() is None
