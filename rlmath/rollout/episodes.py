@@ -236,18 +236,22 @@ class Episodes:
             asked.since_s = began_s = time.monotonic()
             try:
                 sample = self._outcome(asked.begun, asked.request.max_tokens, stay)
-                stay.spent_s += time.monotonic() - began_s
-                self._down_since_s = math.inf
-                return sample
             except InfrastructureError:
                 self._end(stay)
+                if stay.is_over:  # Which says nothing about the environment.
+                    raise
                 failures, now_s = failures + 1, time.monotonic()
                 first_s = min(first_s, now_s)
                 # Where nothing has worked for that long, each sample gets a few tries only.
                 self._down_since_s = min(self._down_since_s, now_s)
                 is_down = now_s - min(first_s, self._down_since_s) >= RETRY_FOR_S
-                if stay.is_over or (failures >= TRIES and is_down):
+                if failures >= TRIES and is_down:
                     raise
+            else:
+                asked.since_s = None  # Before the next line, so that they are not counted twice.
+                stay.spent_s += time.monotonic() - began_s
+                self._down_since_s = math.inf
+                return sample
             finally:
                 asked.since_s = None
             time.sleep(RETRY_AFTER_S)
