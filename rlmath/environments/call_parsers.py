@@ -38,19 +38,16 @@ def llama3_json(text: str) -> Sequence[ToolCall] | None:
         return None
     calls = []
     while rest:
-        try:
-            found, end = json.JSONDecoder(strict=False).raw_decode(rest)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"The call is not valid JSON: {error}.") from error
+        found, end = _json(rest, json.JSONDecoder(strict=False).raw_decode)
         calls.append(_call(found))
         rest = rest[end:].strip().removeprefix(";").strip()
     return calls
 
 
-def _json(text: str) -> Any:
+# Models write code with real line ends into JSON texts.
+def _json(text: str, read: Callable[[str], Any] = json.JSONDecoder(strict=False).decode) -> Any:
     try:
-        # Models write code with real line ends into JSON texts.
-        return json.loads(text, strict=False)
+        return read(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The call is not valid JSON: {error}.") from error
 
