@@ -16,6 +16,8 @@ from rlmath.environments.base import ToolCall
 from rlmath.errors import ConfigError
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+# Models write code with real line ends into JSON texts.
+_DECODER = json.JSONDecoder(strict=False)
 
 
 def hermes(text: str) -> Sequence[ToolCall] | None:
@@ -38,14 +40,13 @@ def llama3_json(text: str) -> Sequence[ToolCall] | None:
         return None
     calls = []
     while rest:
-        found, end = _json(rest, json.JSONDecoder(strict=False).raw_decode)
+        found, end = _json(rest, _DECODER.raw_decode)
         calls.append(_call(found))
         rest = rest[end:].strip().removeprefix(";").strip()
     return calls
 
 
-# Models write code with real line ends into JSON texts.
-def _json(text: str, read: Callable[[str], Any] = json.JSONDecoder(strict=False).decode) -> Any:
+def _json(text: str, read: Callable[[str], Any] = _DECODER.decode) -> Any:
     try:
         return read(text)
     except (ValueError, RecursionError) as error:
