@@ -9,7 +9,7 @@ all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,11 @@ SegmentKind = Literal["model", "observation", "glue"]
 # without a token says what comes next.
 Segments = tuple[tuple[SegmentKind, int], ...]
 ONE_TURN: Segments = (("model", 0),)
+# Fields of a TrainingBatch with an item for each sequence.
+_BY_SEQUENCE = (
+    *("prompt_lengths", "response_lengths", "route_lengths"),
+    *("group_ids", "weights_versions", "rewards"),
+)
 
 
 @dataclass(frozen=True)
@@ -259,59 +264,37 @@ class TrainingBatch:
 
     def part(self, first: int, count: int) -> TrainingBatch:
         """``count`` adjacent sequences; shares this batch's memory."""
-        of_tokens, of_responses = (
-            slice(int(lengths[:first].sum()), int(lengths[: first + count].sum()))
-            for lengths in (self.sequence_lengths, self.response_lengths)
-        )
-        of_sequences = slice(first, first + count)
-        slices = dict.fromkeys((f.name for f in fields(TrainingBatch)), of_responses)
-        slices |= dict.fromkeys(
-            (
-                *("prompt_lengths", "response_lengths", "route_lengths"),
-                *("group_ids", "weights_versions", "rewards"),
-            ),
-            of_sequences,
-        )
-        slices["tokens"] = of_tokens
-        if (of_routes := self.route_lengths) is not None:
-            ends = (int(of_routes[:first].sum()), int(of_routes[: first + count].sum()))
-            slices["routes"] = slice(*ends)
-        values = {name: getattr(self, name) for name in slices}
-        return TrainingBatch(**{n: None if v is None else v[slices[n]] for n, v in values.items()})
+
+        def rows(lengths: Tensor) -> slice:
+            return slice(int(lengths[:first].sum()), int(lengths[: first + count].sum()))
+
+        return self._rows(slice(first, first + count), rows, lambda values, chosen: values[chosen])
 
     def select(self, indices: Sequence[int]) -> TrainingBatch:
         """The batch of these sequences alone, in this order."""
-        rows = torch.as_tensor(list(indices), dtype=torch.int64)
-        of_responses = _slices(self.response_lengths, rows)
-        routes, route_lengths = self.routes, self.route_lengths
-        if routes is not None and route_lengths is not None:
-            routes = _concatenate(routes, _slices(route_lengths, rows))
-            route_lengths = route_lengths[rows]
+        chosen = torch.as_tensor(list(indices), dtype=torch.int64)
+        return self._rows(chosen, lambda lengths: _slices(lengths, chosen), _concatenate)
 
-        def responses(values: Tensor | None) -> Tensor | None:
-            return None if values is None else _concatenate(values, of_responses)
-
-        return TrainingBatch(
-            tokens=_concatenate(self.tokens, _slices(self.sequence_lengths, rows)),
-            prompt_lengths=self.prompt_lengths[rows],
-            response_lengths=self.response_lengths[rows],
-            group_ids=self.group_ids[rows],
-            weights_versions=self.weights_versions[rows],
-            rewards=self.rewards[rows],
-            engine_log_probs=_concatenate(self.engine_log_probs, of_responses),
-            loss_mask=_concatenate(self.loss_mask, of_responses),
-            advantages=responses(self.advantages),
-            old_log_probs=responses(self.old_log_probs),
-            ref_log_probs=responses(self.ref_log_probs),
-            policy_factors=responses(self.policy_factors),
-            values=responses(self.values),
-            returns=responses(self.returns),
-            token_ages=responses(self.token_ages),
-            teacher_log_probs=responses(self.teacher_log_probs),
-            routes=routes,
-            route_lengths=route_lengths,
-            model_mask=responses(self.model_mask),
-        )
+    def _rows(
+        self,
+        sequences: Any,
+        rows_of: Callable[[Tensor], Any],
+        pick: Callable[[Tensor, Any], Tensor],
+    ) -> TrainingBatch:
+        """Some of the sequences. ``rows_of``: which items of a field with so many for each sequence
+        are theirs. ``pick``: returns these."""
+        rows = {"tokens": rows_of(self.sequence_lengths)}
+        if self.route_lengths is not None:
+            rows["routes"] = rows_of(self.route_lengths)
+        responses = rows_of(self.response_lengths)
+        found: dict[str, Tensor] = {}
+        for name in (one.name for one in fields(TrainingBatch)):
+            values = getattr(self, name)
+            if values is not None and name in _BY_SEQUENCE:
+                found[name] = values[sequences]
+            elif values is not None:
+                found[name] = pick(values, rows.get(name, responses))
+        return TrainingBatch(**found)
 
 
 @dataclass(frozen=True)

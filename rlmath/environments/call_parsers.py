@@ -16,6 +16,8 @@ from rlmath.environments.base import ToolCall
 from rlmath.errors import ConfigError
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+# Models write code with real line ends into JSON texts.
+_DECODER = json.JSONDecoder(strict=False)
 
 
 def hermes(text: str) -> Sequence[ToolCall] | None:
@@ -38,19 +40,15 @@ def llama3_json(text: str) -> Sequence[ToolCall] | None:
         return None
     calls = []
     while rest:
-        try:
-            found, end = json.JSONDecoder(strict=False).raw_decode(rest)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"The call is not valid JSON: {error}.") from error
+        found, end = _json(rest, _DECODER.raw_decode)
         calls.append(_call(found))
         rest = rest[end:].strip().removeprefix(";").strip()
     return calls
 
 
-def _json(text: str) -> Any:
+def _json(text: str, read: Callable[[str], Any] = _DECODER.decode) -> Any:
     try:
-        # Models write code with real line ends into JSON texts.
-        return json.loads(text, strict=False)
+        return read(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The call is not valid JSON: {error}.") from error
 

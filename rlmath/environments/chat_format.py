@@ -64,8 +64,8 @@ class ChatFormat(TurnFormat):
         self._name = str(tools[0]["function"]["name"]) if tools else ""
         # Who may write after a turn.
         self._roles = ["tool"] * bool(tools) + ["user"] * replies
-        # In use, maybe patched; for the prompts, too.
-        self.template = self._check_template(template)
+        self.template = template  # In use, maybe patched; for the prompts, too.
+        self._rest_of_turn = self._check_template()
         if tools and parser not in PARSERS:
             self._check_parser()
         # The template may shorten or quote a text, so its surroundings are found by comparison.
@@ -81,13 +81,10 @@ class ChatFormat(TurnFormat):
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:
         """The text of a chat whose model may call the tools. ``prompt``: begin the model's next
         turn. Raises Exception: raised by the template."""
-        return self._render(self.template, messages, prompt)
-
-    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 list(messages),
-                chat_template=template,
+                chat_template=self.template,
                 tools=self._tools or None,
                 add_generation_prompt=prompt,
                 tokenize=False,
@@ -129,14 +126,14 @@ class ChatFormat(TurnFormat):
             turn["tool_calls"] = [call]
         return [{"role": "user", "content": "1 + 1?"}, turn]
 
-    def _check_template(self, template: str) -> str:
-        patched = template
-        for part, instead in _PATCHES:
-            patched = patched.replace(part, instead)
+    def _check_template(self) -> str:
+        """Patch the template if need be; returns what it shows behind the end of a turn."""
         try:
-            difference = self._difference(template)
-            if difference is not None and patched != template:
-                template, difference = patched, self._difference(patched)
+            difference = self._difference()
+            if difference is not None:
+                for part, instead in _PATCHES:
+                    self.template = self.template.replace(part, instead)
+                difference = self._difference()
         except Exception as error:  # A template's own, such as TypeError, beside Jinja's.
             raise ConfigError(
                 f"the chat template refuses calls of tools: {error}; use the fenced format"
@@ -148,7 +145,7 @@ class ChatFormat(TurnFormat):
                 "or a template that keeps them"
             )
         said = "Let me see."
-        turn = self._render(template, self._history(self._roles[0], said), False)
+        turn = self.render(self._history(self._roles[0], said), prompt=False)
         turn = turn.rpartition(said)[2]
         ends = [(turn.rfind(token) + len(token)) for token in self._special_tokens if token in turn]
         if not ends:
@@ -156,8 +153,7 @@ class ChatFormat(TurnFormat):
                 "the chat template ends the model's turn with no special token; use the fenced "
                 "format"
             )
-        self._rest_of_turn = turn[max(ends) :]
-        return template
+        return turn[max(ends) :]
 
     def _check_parser(self) -> None:
         """Refuse a template whose calls the parser does not read, such as XML."""
@@ -180,17 +176,17 @@ class ChatFormat(TurnFormat):
                 "fenced format"
             )
 
-    def _difference(self, template: str) -> str | None:
+    def _difference(self) -> str | None:
         """Where a message changes with a later one; ``None``: nowhere."""
         for first, second, thoughts in itertools.product(self._roles, self._roles, _THOUGHTS):
             chain = self._history(first, "")[:1]
             for role in (first, second):
                 chain += [self._history(role, thoughts)[1], self._message(role, _RESULT)]
             chain.append({"role": "assistant", "content": f"{thoughts}2"})
-            before = self._render(template, chain[:2], False)
+            before = self.render(chain[:2], prompt=False)
             for length in range(3, len(chain) + 1):
-                after = self._render(template, chain[:length], False)
-                begun = self._render(template, chain[:length], True)
+                after = self.render(chain[:length], prompt=False)
+                begun = self.render(chain[:length])
                 for shorter, longer in ((before, after), (after, begun)):
                     if not longer.startswith(shorter):
                         at = _common(shorter, longer)

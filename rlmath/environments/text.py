@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable
 
 _NOTE = "\n[... the middle of the output was left out ...]\n"
@@ -15,10 +14,8 @@ def cut_bytes(output: bytes, limit: int) -> str:
         return output.decode("utf-8", "replace")
     half = limit // 2
     # Characters that were cut in two are dropped.
-    first = codecs.getincrementaldecoder("utf-8")("replace").decode(output[:half])
-    tail = output[len(output) - half :]
-    begin = next((i for i, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
-    last = tail[begin:].decode("utf-8", "replace")
+    first = output[:half].decode("utf-8", "replace").rstrip("\ufffd")
+    last = output[len(output) - half :].decode("utf-8", "replace").lstrip("\ufffd")
     return f"{first}\n[... {len(output) - 2 * half} bytes left out ...]\n{last}"
 
 

@@ -29,8 +29,8 @@ from rlmath.errors import InfrastructureError, UserError
 from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# A turn is given again to an environment that does not work so often at least, and for so long: its
-# server may be starting again. That is no time of the sample's calls.
+# A turn is given again to an environment that does not work so often at least, and for so long, at
+# longer and longer pauses: its server may be starting. That is no time of the sample's calls.
 TRIES, RETRY_AFTER_S, RETRY_FOR_S = 3, 0.5, 30.0
 # Share of a round's samples that may fail for that reason; one always may.
 MAX_FAILED_SHARE = 0.05
@@ -236,21 +236,26 @@ class Episodes:
             asked.since_s = began_s = time.monotonic()
             try:
                 sample = self._outcome(asked.begun, asked.request.max_tokens, stay)
-                stay.spent_s += time.monotonic() - began_s
-                self._down_since_s = math.inf
-                return sample
             except InfrastructureError:
                 self._end(stay)
+                if stay.is_over:  # Which says nothing about the environment.
+                    raise
                 failures, now_s = failures + 1, time.monotonic()
                 first_s = min(first_s, now_s)
                 # Where nothing has worked for that long, each sample gets a few tries only.
                 self._down_since_s = min(self._down_since_s, now_s)
                 is_down = now_s - min(first_s, self._down_since_s) >= RETRY_FOR_S
-                if stay.is_over or (failures >= TRIES and is_down):
+                if failures >= TRIES and is_down:
                     raise
+            else:
+                asked.since_s = None  # Before the next line, so that they are not counted twice.
+                stay.spent_s += time.monotonic() - began_s
+                self._down_since_s = math.inf
+                return sample
             finally:
                 asked.since_s = None
-            time.sleep(RETRY_AFTER_S)
+            # What the model wrote may be what breaks a sandbox: not once more every half second.
+            time.sleep(RETRY_AFTER_S * min(2 ** (failures - 1), 16))
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         turns = self._turns(begun)
@@ -279,6 +284,7 @@ class Episodes:
         complete = turns[: len(turns) - _is_truncated(sample)]
         if stay.answered >= len(turns):
             self._end(stay)
+        _check_stays(stay)
         if stay.episode is None:
             stay.episode = self._environment.begin(stay.problem, sample.index)
             stay.answered = 0

@@ -83,7 +83,9 @@ class OpenEnv:
         if message["type"] != "error":
             return found
         if kind == "step" and found["code"] == "VALIDATION_ERROR":
-            raise _InvalidAction("; ".join(_error_text(one) for one in found.get("errors", ())))
+            errors = found.get("errors", ())  # pydantic's
+            said = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in errors)
+            raise _InvalidAction("; ".join(said))
         raise RuntimeError(f"the server: {found['message']} ({found['code']})")
 
     def _text_of(self, observation: Any) -> str:
@@ -96,8 +98,3 @@ class OpenEnv:
 
 class _InvalidAction(Exception):
     """The server does not accept the model's action; the message is for the model."""
-
-
-def _error_text(error: Any) -> str:
-    """One of pydantic's errors."""
-    return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"

@@ -224,6 +224,8 @@ def test_a_sample_that_has_left_begins_no_other_episode():
         gate.set()
         time.sleep(0.2)
         assert (len(environment.asked), environment.begun) == (1, 1)
+        # Its end is no failure of the environment, which would shorten others' retries.
+        assert episodes._down_since_s == float("inf")
 
 
 def test_a_turn_asked_in_a_round_that_was_cut_is_answered_once():

@@ -88,6 +88,14 @@ def test_a_cut_run_leaves_its_curve_and_continues(real_model, monkeypatch, tmp_p
     assert not any("partial" in part for part in json.loads(path.read_text()).values())
 
 
+def test_a_peer_that_is_not_installed_costs_its_own_part_alone(real_model, monkeypatch, tmp_path):
+    monkeypatch.setattr(real_model.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="pip install"):
+        run(real_model, monkeypatch, tmp_path, Runs(), "--peer", "trl")
+    found = json.loads((tmp_path / "to" / "results.json").read_text())
+    assert {"grpo/3", "grpo/4", "before_sft"} < found.keys() and "trl/3" not in found
+
+
 def test_each_seed_has_its_own_sft_and_order(real_model, monkeypatch, tmp_path):
     runs = Runs()
     run(real_model, monkeypatch, tmp_path, runs)
