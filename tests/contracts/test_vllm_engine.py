@@ -91,6 +91,7 @@ def test_arguments_of_a_cuda_engine():
     assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
     assert given.enable_chunked_prefill and given.scheduler_cls == ASYNC_SCHEDULER
     shared = further_arguments("benchmarks/shared_gpu.py:kv_cache", "cuda", SimpleNamespace(gib=2))
+    ENGINE_ARGUMENTS.remove("kv_cache")
     given = vllm_arguments(spec("cuda", 1, arguments=shared))
     assert given.kv_cache_memory_bytes == 2 * 2**30
 
