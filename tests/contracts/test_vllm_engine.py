@@ -6,7 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlmath.config.engine_arguments import RESERVED, further_arguments, known_arguments
+from rlmath.config.engine_arguments import (
+    ENGINE_ARGUMENTS,
+    RESERVED,
+    further_arguments,
+    known_arguments,
+)
 from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, CPU_SCHEDULER, FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.engines.routes import RouteSpec
