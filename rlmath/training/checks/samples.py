@@ -186,7 +186,7 @@ def _with_an_end_inside(samples: Sequence[GradedSample], ends: frozenset[int]) -
     after = np.array([len(one.sample.token_ids) for one in samples]).cumsum()
     tokens = np.concatenate([np.asarray(one.sample.token_ids) for one in samples])
     at = np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(tokens == one) for one in ends)])
-    owners = np.searchsorted(after, at, side="right")
+    owners = np.asarray(np.searchsorted(after, at, side="right"))
     return set(owners[at != after[owners] - 1].tolist())
 
 
