@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 10.0
 
 
-def run_python(*arguments: str) -> str:
+def run_python(*arguments: str, meanwhile: Callable[[], None] = lambda: None) -> str:
     """Run Python in the repository's root, to its end.
+
+    Args:
+        meanwhile: Called every 10 s while it runs.
 
     Returns:
         Its output on stdout.
@@ -19,9 +24,14 @@ def run_python(*arguments: str) -> str:
         SystemExit: It ended with another status than 0; with the end of its stderr.
     """
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(
-            f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
-    return done.stdout
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        while True:
+            try:
+                out, err = process.communicate(timeout=POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                meanwhile()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)}\nended with {process.returncode}:\n{err[-4000:]}")
+    return out

@@ -43,20 +43,26 @@ BLOCK, PROMPT_TOKENS = 16, 100
 EOS = 5
 
 
+def make_scheduler(kind: Any, config: Any, num_blocks: int) -> Any:
+    """A scheduler of this class, over a cache of one layer with blocks of the configured size."""
+    config.cache_config.num_gpu_blocks = num_blocks
+    block_size = config.cache_config.block_size
+    spec = FullAttentionSpec(
+        block_size=block_size, num_kv_heads=2, head_size=32, dtype=torch.float32
+    )
+    return kind(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+    )
+
+
 class Core:
     """vLLM's engine core in its process, with ready tokens instead of a model."""
 
     def __init__(self, kind: Any, config: Any, num_blocks: int) -> None:
-        config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32
-        )
-        self.scheduler = kind(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-        )
+        self.scheduler = make_scheduler(kind, config, num_blocks)
         self.engine_core = SimpleNamespace(batch_queue=deque())
         self.aborted: list[str] = []
         self.model_s = 0.0

@@ -4,9 +4,10 @@ during and after, for several seeds; with ``--peer trl`` beside TRL's GRPOTraine
     python benchmarks/real_model.py --raw ../shared/data --to runs/real_model --seeds 0 1 2
 
 Makes model and problems (``toolkits/small_model.py``, ``toolkits/word_problems.py``), runs
-``experiment=smollm2_word_problems`` and writes ``TO/results.json`` and, with ``--plot``, a picture.
-A part whose result is there is not run again, so that a run that was cut continues. Settings after
-``--`` are for every run; ``--label`` keeps their results apart from others.
+``experiment=smollm2_word_problems`` and writes ``TO/results.json`` and, with ``--plot``, a picture,
+both every few seconds, so that a run that is cut leaves what it had. Run again, it continues; a
+part whose result is complete is not run again. Each seed has its own SFT and order of problems.
+Settings after ``--`` are for every run; ``--label`` keeps apart the results of GRPO with them.
 
 The error of an accuracy is over problems; the error of a rise is that of the mean of each problem's
 difference, since both ends have the same problems.
@@ -15,10 +16,15 @@ difference, since both ends have the same problems.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import json
 import math
 import statistics
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,7 @@ from child import run_python
 
 EXPERIMENT = "experiment=smollm2_word_problems"
 SETS = ("asdiv", "svamp", "mawps")
+SAMPLES = "evaluation/samples/eval_{}_000000.jsonl"
 # Tags of metrics.jsonl that the record shows.
 SHOWN = (
     "rollout/accuracy",
@@ -39,55 +46,116 @@ SHOWN = (
     "timing/weight_sync",
     "timing/step",
 )
+# Engines that share a GPU, each with a KV cache of a given size: vLLM would measure what is free,
+# which the others change meanwhile.
+SHARED_GPU = (
+    "rollout.engine_arguments=benchmarks/shared_gpu.py:kv_cache",
+    "rollout.engine_options.gib=4",
+)
+Put = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
+    arguments = _arguments()
+    if arguments.peer and importlib.util.find_spec("trl") is None:
+        raise SystemExit("--peer trl: pip install --no-deps trl==1.16.0 accelerate==1.15.0")
+    to = arguments.to.absolute()
+    to.mkdir(parents=True, exist_ok=True)
+    results = Results(to / "results.json", arguments.plot)
+    common = [*_material(arguments, to), *arguments.overrides]
+    if arguments.at_once > 1:
+        common.extend(SHARED_GPU)
+
+    def seeded(seed: int) -> list[str]:
+        return [*common, f"runner.seed={seed}", f"data.seed={seed}"]
+
+    def one_seed(seed: int) -> None:
+        start, run_dir = to / f"start_{seed}", to / f"{arguments.label}_{seed}"
+        results.part(f"sft/{seed}", functools.partial(_sft, start, seeded(seed)))
+        settings = [*seeded(seed), f"model.path={start / 'sft'}"]
+        results.part(f"{arguments.label}/{seed}", functools.partial(_train, run_dir, settings))
+
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        failed = [
+            str(future.exception())
+            for future in [pool.submit(one_seed, seed) for seed in arguments.seeds]
+            if future.exception()
+        ]
+    seed = arguments.seeds[0]
+    if arguments.peer and not results.is_complete(f"{arguments.label}/{seed}"):
+        failed.append(f"trl/{seed} needs the result of {arguments.label}/{seed}")
+    elif arguments.peer:
+        run_dir, start = to / f"{arguments.label}_{seed}", to / f"start_{seed}" / "sft"
+        trl = functools.partial(_trl, to / f"trl_{seed}", start, run_dir, seeded(seed))
+        results.part(f"trl/{seed}", trl)
+    results.part("before_sft", functools.partial(_before_sft, to / "before_sft", common))
+    for name, result in results.found.items():
+        if result.get("rise"):
+            print(name, json.dumps(result["rise"]))
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--raw", type=Path, required=True, help="folder with the published files")
     parser.add_argument("--to", type=Path, required=True, help="folder for everything it makes")
+    parser.add_argument("--model", type=Path, help="the model's folder; without it, it is made")
+    parser.add_argument("--held-out", type=int, default=400, help="problems of each set")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--at-once", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--label", default="grpo", help="name of the runs with these settings")
     parser.add_argument("--peer", choices=("trl",), help="also run this one, on the first seed")
     parser.add_argument("--plot", type=Path, help="PNG of held-out accuracy")
     parser.add_argument("overrides", nargs="*", help="settings for every run, after --")
-    arguments = parser.parse_args()
-    arguments.to.mkdir(parents=True, exist_ok=True)
-    common = _material(arguments.raw, arguments.to)
-    results: dict[str, Any] = _read(arguments.to / "results.json") or {}
-
-    def part(name: str, make: Any) -> Any:
-        if name not in results:
-            results[name] = make()
-            (arguments.to / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-        return results[name]
-
-    part("before_sft", lambda: _evaluate(arguments.to / "before_sft", common, None))
-    for seed in arguments.seeds:
-        start = arguments.to / f"start_{seed}"
-        part(f"sft/{seed}", lambda: _sft(start, common, seed))  # noqa: B023
-        run_dir = arguments.to / f"{arguments.label}_{seed}"
-        settings = [*common, f"runner.seed={seed}", f"data.seed={seed}", *arguments.overrides]
-        part(f"{arguments.label}/{seed}", lambda: _train(run_dir, start / "sft", settings))  # noqa: B023
-    if arguments.peer:
-        seed = arguments.seeds[0]
-        settings = [*common, f"runner.seed={seed}", f"data.seed={seed}", *arguments.overrides]
-        start = arguments.to / f"start_{seed}"
-        part(f"trl/{seed}", lambda: _trl(arguments.to / f"trl_{seed}", start / "sft", settings))
-    if arguments.plot:
-        _plot(results, arguments.plot)
-    for name, result in results.items():
-        if "rise" in result:
-            print(name, json.dumps(result["rise"]))
+    return parser.parse_args()
 
 
-def _material(raw: Path, to: Path) -> list[str]:
-    model, problems = to / "model", to / "problems"
+class Results:
+    """``results.json``, written whenever a part has something new.
+
+    Attributes:
+        found: Part to its result; ``partial``: the part is not at its end.
+    """
+
+    def __init__(self, path: Path, plot: Path | None) -> None:
+        self.found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self._path, self._plot = path, plot
+        self._drawn: Any = None
+        self._lock = threading.Lock()
+
+    def is_complete(self, name: str) -> bool:
+        return name in self.found and not self.found[name].get("partial")
+
+    def part(self, name: str, make: Callable[[Put], dict[str, Any]]) -> None:
+        """Make a part's result unless it is complete."""
+        if not self.is_complete(name):
+            self._put(name, make(lambda result: self._put(name, result | {"partial": True})))
+
+    def _put(self, name: str, result: dict[str, Any]) -> None:
+        with self._lock:
+            self.found[name] = result
+            part = self._path.with_suffix(".part")
+            part.write_text(json.dumps(self.found, indent=1) + "\n")
+            part.replace(self._path)
+            curves = {name: one["curve"] for name, one in self.found.items() if one.get("curve")}
+            if self._plot is not None and curves and curves != self._drawn:
+                _plot(curves, self.found.get("before_sft"), self._plot)
+                self._drawn = curves
+
+
+def _material(arguments: argparse.Namespace, to: Path) -> list[str]:
+    model, problems = (arguments.model or to / "model").absolute(), to / "problems"
     if not (model / "config.json").exists():
         run_python("toolkits/small_model.py", str(model))
     if not (problems / "train.jsonl").exists():
-        run_python("toolkits/word_problems.py", str(raw), "--to", str(problems))
-    names = {name: problems / f"{name}.jsonl" for name in SETS}
-    benchmarks = ",".join(f"{{name: {name}, path: {path}}}" for name, path in names.items())
+        made = ["--to", str(problems), "--held-out", str(arguments.held_out)]
+        run_python("toolkits/word_problems.py", str(arguments.raw.absolute()), *made)
+    held_out = len((problems / f"{SETS[0]}.jsonl").read_text().splitlines())
+    if held_out != arguments.held_out:
+        raise SystemExit(f"--held-out {arguments.held_out}: {problems} holds out {held_out}")
+    paths = {name: problems / f"{name}.jsonl" for name in SETS}
+    benchmarks = ",".join(f"{{name: {name}, path: {path}}}" for name, path in paths.items())
     return [
         EXPERIMENT,
         f"model.path={model}",
@@ -97,81 +165,78 @@ def _material(raw: Path, to: Path) -> list[str]:
     ]
 
 
-def _sft(run_dir: Path, common: list[str], seed: int) -> dict[str, Any]:
+def _sft(run_dir: Path, settings: list[str], put: Put) -> dict[str, Any]:
     began_s = time.perf_counter()
-    settings = [*common, f"runner.run_dir={run_dir}", f"runner.seed={seed}", f"data.seed={seed}"]
-    run_python("-m", "rlmath", "sft", *settings)
+    run_python("-m", "rlmath", "sft", *settings, f"runner.run_dir={run_dir}")
     return {"wall_s": time.perf_counter() - began_s}
 
 
-def _train(run_dir: Path, start: Path, settings: list[str]) -> dict[str, Any]:
+def _train(run_dir: Path, settings: list[str], put: Put) -> dict[str, Any]:
     began_s = time.perf_counter()
-    settings = [*settings, f"model.path={start}", f"runner.run_dir={run_dir}"]
-    run_python("-m", "rlmath", "train", *settings)
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def measured() -> dict[str, Any]:
+        return {"wall_s": time.perf_counter() - began_s} | results_of(run_dir)
+
+    command = ("-m", "rlmath", "train", *settings, f"runner.run_dir={run_dir}")
+    run_python(*command, meanwhile=lambda: put(measured()))
+    return measured()
+
+
+def results_of(run_dir: Path) -> dict[str, Any]:
+    """Steps, held-out accuracy and its rise, so far."""
+    rows = _rows(run_dir / "metrics.jsonl")
     curve = [
         {"step": row["step"]} | {name: row[f"eval/{name}/accuracy"] for name in SETS}
         for row in rows
         if f"eval/{SETS[0]}/accuracy" in row
     ]
     steps = [{tag: row.get(tag) for tag in ("step", *SHOWN)} for row in rows if SHOWN[0] in row]
-    first, last = curve[0]["step"], curve[-1]["step"]
-    rise = {
-        name: _rise(
-            _correct(run_dir / "samples" / f"eval_{name}_{first:06d}.jsonl"),
-            _correct(run_dir / "samples" / f"eval_{name}_{last:06d}.jsonl"),
-        )
-        for name in SETS
-    }
-    return {
-        "wall_s": time.perf_counter() - began_s,
-        "curve": curve,
-        "steps": steps,
-        "rise": rise,
-    }
+    found: dict[str, Any] = {"curve": curve, "steps": steps}
+    if len(curve) > 1:
+        ends = [run_dir / f"samples/eval_{{}}_{curve[end]['step']:06d}.jsonl" for end in (0, -1)]
+        found["rise"] = rises(*map(str, ends))
+    return found
 
 
-def _evaluate(run_dir: Path, settings: list[str], model: Path | None) -> dict[str, Any]:
-    chosen = [*settings, f"runner.run_dir={run_dir}"]
-    if model is not None:
-        chosen.append(f"model.path={model}")
-    run_python("-m", "rlmath", "evaluate", *chosen)
-    found = {
-        name: _correct(run_dir / "evaluation" / "samples" / f"eval_{name}_000000.jsonl")
-        for name in SETS
-    }
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Complete lines of a file that is still written."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _before_sft(run_dir: Path, settings: list[str], put: Put) -> dict[str, float]:
+    return _evaluate(run_dir, settings)
+
+
+def _evaluate(run_dir: Path, settings: list[str]) -> dict[str, float]:
+    run_python("-m", "rlmath", "evaluate", *settings, f"runner.run_dir={run_dir}")
+    found = {name: _correct(run_dir / SAMPLES.format(name)) for name in SETS}
     return {name: statistics.mean(values.values()) for name, values in found.items()}
 
 
-def _trl(to: Path, start: Path, settings: list[str]) -> dict[str, Any]:
-    """TRL's trainer with the experiment's settings; its models are evaluated as ours are."""
+def _trl(to: Path, start: Path, run_dir: Path, settings: list[str], put: Put) -> dict[str, Any]:
+    """TRL's trainer with the experiment's settings, from the model that GRPO in ``run_dir`` started
+    from; its models are evaluated as ours are, the last one first."""
     config = json.loads(run_python("-c", _RESOLVE, *settings))
-    run_dir = to / "models"
-    arguments = [
-        f"--model={start}",
-        f"--rows={config['rows']}",
-        f"--to={run_dir}",
-        f"--steps={config['steps']}",
-        f"--save-every={config['eval_every']}",
-        f"--seed={config['seed']}",
-        f"--settings={json.dumps(config)}",
-    ]
-    out = run_python("benchmarks/trl_learning.py", *arguments)
-    line = next(line for line in out.splitlines() if line.startswith("result "))
-    found: dict[str, Any] = json.loads(line.removeprefix("result "))
-    curve = [{"step": 0} | _evaluate(to / "evaluate_0", settings, start)]
-    for step in range(config["eval_every"], config["steps"] + 1, config["eval_every"]):
-        model = run_dir / f"checkpoint-{step * config['minibatches_per_step']}"
-        curve.append({"step": step} | _evaluate(to / f"evaluate_{step}", settings, model))
-    samples = "evaluation/samples/eval_{}_000000.jsonl"
-    rise = {
-        name: _rise(
-            _correct(to / "evaluate_0" / samples.format(name)),
-            _correct(to / f"evaluate_{curve[-1]['step']}" / samples.format(name)),
-        )
-        for name in SETS
-    }
-    return {"curve": curve, "rise": rise, **found}
+    models = to / "models"
+    arguments = [f"--model={start}", f"--to={models}", f"--settings={json.dumps(config)}"]
+    result: dict[str, Any] = {"curve": results_of(run_dir)["curve"][:1]}
+
+    def trained() -> dict[str, Any]:
+        return result | {"history": _rows(models / "history.jsonl")}
+
+    run_python("benchmarks/trl_learning.py", *arguments, meanwhile=lambda: put(trained()))
+    result = trained()
+    steps, every = config["steps"], config["eval_every"]
+    for step in (steps, *range(every, steps, every)):
+        model = models / f"checkpoint-{step * config['minibatches_per_step']}"
+        accuracy = _evaluate(to / f"evaluate_{step}", [*settings, f"model.path={model}"])
+        result["curve"].append({"step": step} | accuracy)
+        result["curve"].sort(key=lambda row: row["step"])
+        before = run_dir / "samples/eval_{}_000000.jsonl"
+        result["rise"] = rises(str(before), str(to / f"evaluate_{steps}" / SAMPLES))
+        put(result)
+    return result
 
 
 # The experiment's settings, as TRL's script takes them.
@@ -190,7 +255,6 @@ print(json.dumps({
         {"name": item.name, "weight": item.weight, "params": dict(item.params)}
         for item in config.reward.items
     ],
-    "part_sequences": 32,
     "max_response_tokens": config.rollout.max_response_tokens,
     "clip_low": algorithm.loss_options["clip_low"],
     "clip_high": algorithm.loss_options["clip_high"],
@@ -207,15 +271,21 @@ print(json.dumps({
 def _correct(path: Path) -> dict[str, float]:
     """Problem to the share of its samples that are right."""
     found: dict[str, list[float]] = {}
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
+    for row in _rows(path):
         if "problem_id" in row:
             found.setdefault(row["problem_id"], []).append(float(bool(row["correct"])))
     return {problem: statistics.mean(values) for problem, values in found.items()}
 
 
+def rises(before: str, after: str) -> dict[str, dict[str, float]]:
+    """Rise of each set's accuracy between two files of samples, which have {} for its name."""
+    ends = ((_correct(Path(before.format(n))), _correct(Path(after.format(n)))) for n in SETS)
+    return {name: _rise(*found) for name, found in zip(SETS, ends, strict=True)}
+
+
 def _rise(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    assert before.keys() == after.keys(), "both ends have the same problems"
+    if before.keys() != after.keys():
+        raise SystemExit("a rise is over the same problems at both ends, and these differ")
     differences = [after[problem] - before[problem] for problem in before]
     rise = statistics.mean(differences)
     error = statistics.stdev(differences) / math.sqrt(len(differences))
@@ -228,29 +298,26 @@ def _rise(before: dict[str, float], after: dict[str, float]) -> dict[str, float]
     }
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _plot(results: dict[str, Any], path: Path) -> None:
+def _plot(curves: dict[str, Any], before_sft: dict[str, float] | None, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, panes = plt.subplots(1, len(SETS), figsize=(11, 3.6), sharey=True, layout="constrained")
-    curves = {name: result["curve"] for name, result in results.items() if "curve" in result}
     for pane, name in zip(panes, SETS, strict=True):
         for label, curve in curves.items():
             style = "--" if label.startswith("trl") else "-"
             steps = [row["step"] for row in curve]
             pane.plot(steps, [row[name] for row in curve], style, marker="o", ms=3, label=label)
-        pane.axhline(results["before_sft"][name], color="gray", lw=0.8, ls=":")
+        if before_sft is not None:
+            pane.axhline(before_sft[name], color="gray", lw=0.8, ls=":")
         pane.set(title=name, xlabel="GRPO step")
         pane.grid(alpha=0.3)
     panes[0].set_ylabel("held-out accuracy")
     panes[-1].legend(fontsize=8)
     figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

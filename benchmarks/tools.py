@@ -79,7 +79,7 @@ def throughput(tool: PythonTool, threads: int, seconds: float) -> str:
 
 def _answer(links: list[socket.socket]) -> None:
     """Be all stubs: answer each request at once."""
-    reply = REPLY.pack(0, False, 0, 0.0, 2, 2, 0) + b"1\n" + b"\x01"
+    reply = REPLY.pack(0, False, 0, 0.0, 2) + b"1\n" + b"\x01"
     with selectors.DefaultSelector() as selector:
         for link in links:
             selector.register(link, selectors.EVENT_READ)
@@ -99,7 +99,7 @@ def stubs(tool: PythonTool, count: int) -> multiprocessing.process.BaseProcess:
         target=_answer, args=([theirs for _, theirs in pairs],), daemon=True
     )
     process.start()
-    free = [Sandbox(link, 8192) for link, _ in pairs]
+    free = [Sandbox(link, LIMITS) for link, _ in pairs]
     assert tool.pool is not None
     tool.pool._idle.clear()
     tool.pool._count = 0

@@ -1,5 +1,6 @@
 """GRPO with TRL's GRPOTrainer on ``benchmarks/real_model.py``'s problems; writes a model every few
-steps and prints the seconds at which each step ended, without saves, as JSON.
+steps, and after each optimizer step a line of ``TO/history.jsonl`` with its metrics and the seconds
+so far, without saves.
 
 The peer of ``real_model.py``, which runs this in a separate process and evaluates the models.
 Needs ``pip install --no-deps trl==1.16.0 accelerate==1.15.0``.
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,11 @@ from typing import Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rows", type=Path, required=True, help="jsonl with prompt and solutions")
     parser.add_argument("--to", type=Path, required=True, help="models: TO/checkpoint-STEP")
     parser.add_argument("--settings", type=json.loads, required=True, help="see real_model.py")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--save-every", type=int, required=True)
-    parser.add_argument("--seed", type=int, required=True)
     arguments = parser.parse_args()
 
+    import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -32,7 +31,7 @@ def main() -> None:
     from rlmath.rewards import get_reward
 
     settings: dict[str, Any] = arguments.settings
-    rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(settings["rows"]).read_text().splitlines()]
     system = [{"role": "system", "content": settings["system_prompt"]}]
     data = Dataset.from_list(
         [
@@ -46,26 +45,30 @@ def main() -> None:
 
     rewards = [get_reward(item["name"], **item["params"]) for item in settings["rewards"]]
 
-    class Clock(TrainerCallback):
-        """Seconds at which steps end, without what saves take."""
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    history = (arguments.to / "history.jsonl").open("w", buffering=1)
 
-        def __init__(self) -> None:
-            self.seconds: list[float] = []
-            self._last_s = 0.0
+    class History(TrainerCallback):
+        """Writes each optimizer step's metrics, and the seconds of the steps so far."""
+
+        seconds = last_s = 0.0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self._last_s = time.perf_counter()
+            self.last_s = time.perf_counter()
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            before = self.seconds[-1] if self.seconds else 0.0
-            self.seconds.append(before + time.perf_counter() - self._last_s)
+            self.seconds += time.perf_counter() - self.last_s
 
-    clock = Clock()
+        def on_log(self, _: Any, state: Any, __: Any, logs: Any = None, **___: Any) -> None:
+            row = {"update": state.global_step, "seconds": self.seconds, **logs}
+            history.write(json.dumps(row) + "\n")
+
     # TRL counts optimizer steps.
     updates = settings["minibatches_per_step"]
     batch = settings["prompts_per_step"] * settings["group_size"] // updates
-    # Batch that fits the memory of a laptop; TRL adds the gradients of the parts before it steps.
-    part = min(batch, settings["part_sequences"])
+    on_gpu = torch.cuda.is_available()
+    # Batch that fits the memory; TRL adds the gradients of the parts before it steps.
+    part = math.gcd(batch, 128 if on_gpu else 32)
     config = GRPOConfig(
         output_dir=str(arguments.to),
         per_device_train_batch_size=part,
@@ -89,14 +92,14 @@ def main() -> None:
         adam_epsilon=settings["adam_eps"],
         weight_decay=0.0,
         max_grad_norm=1.0,
-        max_steps=arguments.steps * updates,
+        max_steps=settings["steps"] * updates,
         logging_steps=1,
         save_strategy="steps",
-        save_steps=arguments.save_every * updates,
+        save_steps=settings["eval_every"] * updates,
         save_only_model=True,
-        seed=arguments.seed,
+        seed=settings["seed"],
         report_to="none",
-        use_cpu=True,
+        use_cpu=not on_gpu,
         bf16=True,
         gradient_checkpointing=False,
         disable_tqdm=True,
@@ -108,11 +111,9 @@ def main() -> None:
         args=config,
         train_dataset=data,
         processing_class=AutoTokenizer.from_pretrained(arguments.model),
-        callbacks=[clock],
+        callbacks=[History()],
     )
     trainer.train()
-    history = [row for row in trainer.state.log_history if "reward" in row]
-    print("result", json.dumps({"seconds": clock.seconds, "history": history}))
 
 
 if __name__ == "__main__":

@@ -48,16 +48,11 @@ ITEMS = [
     {"name": "doctor", "limit_s": 60, "command": "{python} -m rlmath doctor"},
     {
         "name": "word_problems",
-        "limit_s": 480,
-        "command": "settings='experiment=smollm2_word_problems actor.num_threads=null "
-        "data.train_paths=[{data}/word_problems/train.jsonl] "
-        "sft.train_paths=[{data}/word_problems/worked.jsonl] "
-        "actor.max_tokens_per_microbatch=16384 rollout.max_running_sequences=1024'; "
-        "{python} -m rlmath sft $settings model.path={model} runner.run_dir={out}/start && "
-        "{python} -m rlmath train $settings model.path={out}/start/sft runner.run_dir={out}/run "
-        "'eval.benchmarks=[{{name:asdiv,path:{data}/word_problems/asdiv.jsonl}},"
-        "{{name:svamp,path:{data}/word_problems/svamp.jsonl}},"
-        "{{name:mawps,path:{data}/word_problems/mawps.jsonl}}]'",
+        "limit_s": 780,
+        "command": "{python} benchmarks/real_model.py --raw {data} --model {model} --to {out} "
+        "--held-out 700 --seeds 0 1 2 --at-once 3 --peer trl --plot {out}/curves.png -- "
+        "runner.steps=80 eval.every=20 actor.num_threads=null "
+        "actor.max_tokens_per_microbatch=16384 rollout.max_running_sequences=1024",
     },
     {
         "name": "gsm8k",
@@ -339,9 +334,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _keep(folder: Path) -> None:
     """Copy what should come back to the item's folder itself, which is as deep as files come.
 
-    Of several files of a name the newest: an item may train twice, and the last run is meant.
+    Of several files of a name the newest: an item may train twice, and the last run is meant. A
+    file that the item wrote there itself stays.
     """
-    deeper = [path for path in folder.rglob("*") if path.name in KEPT and path.parent != folder]
+    wanted = set(KEPT) - {path.name for path in folder.iterdir()}
+    deeper = [path for path in folder.rglob("*") if path.name in wanted]
     for path in sorted(filter(Path.is_file, deeper), key=_changed_ns):
         if path.stat().st_size <= KEPT_BYTES:
             shutil.copyfile(path, folder / path.name)
@@ -434,7 +431,19 @@ def _verdict(result: dict[str, Any]) -> str:
 
 
 def _figures(folder: Path) -> Iterator[str]:
-    """Result of a training run: steps, first and last held-out accuracy, speed."""
+    """Each part's rise, of ``benchmarks/real_model.py``; else of a training run: steps, first and
+    last held-out accuracy, speed."""
+    results = folder / "results.json"
+    parts = json.loads(results.read_text()) if results.is_file() else {}
+    rises = {k: part for k, part in parts.items() if isinstance(part, dict) and "rise" in part}
+    for name, part in rises.items():
+        sets = (
+            f"{one} {rise['before']:.3f} → {rise['after']:.3f} ± {rise['standard_error']:.3f}"
+            for one, rise in part["rise"].items()
+        )
+        yield f"{name}, step {part['curve'][-1]['step']}: {', '.join(sets)}"
+    if rises:
+        return
     path = folder / "metrics.jsonl"
     if not path.is_file():
         path = max(folder.rglob("metrics.jsonl"), key=_changed_ns, default=path)

@@ -90,8 +90,7 @@ unset PYTHONDONTWRITEBYTECODE
 .venv/bin/ruff check .
 .venv/bin/mypy
 
-# A file's tests stay in one process, with the fixtures that they share.
-in_parallel=(-n auto --maxprocesses 8 --dist loadfile)
+read -ra in_parallel < <(.venv/bin/python -c 'from tests.tiers import IN_PARALLEL; print(*IN_PARALLEL)')
 tier=${1:-}
 case $tier in
   fast | process)

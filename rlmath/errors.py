@@ -42,6 +42,10 @@ class ComponentError(RuntimeError):
         self.raised = raised
 
 
+class InfrastructureError(Exception):
+    """A tool could not run, for reasons that the model has nothing to do with."""
+
+
 class UpdateStopped(Exception):
     """The ranks stopped within a pass on request. No weight has changed in the step."""
 

@@ -1,14 +1,15 @@
 """Runs the tiers of the plain command, ``python tests/tiers.py [pytest arguments]``, or what
 ``long`` has of each tier, ``python tests/tiers.py long [pytest arguments]``.
 
-``fast`` and ``process`` have a process per core. Then runs from the command line share the machine
-with ranks, engines and runs that are broken on purpose: each of them waits for start-ups much of
-the time.
+``fast`` and ``process`` have a process per core, and one more, as some tests wait. Then runs from
+the command line share the machine with ranks, engines and runs that are broken on purpose: each of
+them waits for start-ups much of the time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import subprocess
@@ -16,17 +17,18 @@ import sys
 import threading
 
 # A file's tests stay in one process, with the fixtures that they share.
-IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
+IN_PARALLEL = ("-n", str(min(len(os.sched_getaffinity(0)) + 1, 8)), "--dist", "loadfile")
 # Files of e2e that share no fixture with the rest, so that two processes can have the whole.
 APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "train_layouts"))
-# Phases one after the other; in each, runs of pytest in this order, two at a time.
+# Phases one after the other; in each, runs of pytest in this order, the longest first, two at a
+# time.
 PHASES = (
     (("-m", "(fast or process) and not long", *IN_PARALLEL),),
     (
         ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "(distributed or engine) and not long"),
-        ("-m", "e2e and not long", *APART),
         ("-m", "faults and not long"),
+        ("-m", "e2e and not long", *APART),
     ),
 )
 # The long tests of each tier, and properties on many more random cases.

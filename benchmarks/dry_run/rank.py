@@ -219,7 +219,7 @@ class _Rank:
                 for model in filter(None, (self.actor, self.value_model)):
                     model.load_parameters()
                 with self.actor.device_state.optimizer_readable():
-                    state.begin_save(self.actor, folder).wait()
+                    state.begin_saves({"actor": self.actor}, folder).result()
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -17,7 +16,6 @@ from ray.exceptions import (
 from torch import Tensor
 
 from rlmath.actor.communicators import describe
-from rlmath.actor.dealing import assemble
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import StepResult
@@ -27,6 +25,7 @@ from rlmath.actor.settings import (
     shard_settings,
 )
 from rlmath.actor.stops import ask_to_stop
+from rlmath.actor.token_values import assemble
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
@@ -384,12 +383,7 @@ class ActorGroup:
         self.wait_until_ready()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.shutdown()
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:

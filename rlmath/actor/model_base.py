@@ -40,6 +40,7 @@ from rlmath.device import Platform
 from rlmath.model.lora import adapts_experts, describe
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
+from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.tensor_prints import TensorPrints
 
 T = TypeVar("T")
@@ -182,10 +183,12 @@ class RankModel:
     def _base_fingerprint(self) -> int:
         """Fingerprint of the frozen model, equal on any layout. Collective the first time."""
         from rlmath.weights.fingerprint import add
-        from rlmath.weights.gather import BucketGatherer
 
-        found = BucketGatherer(self.chunks, self.spec, self.parallel).fingerprints()
-        return functools.reduce(add, found.values())
+        return functools.reduce(add, self.gatherer().fingerprints().values())
+
+    def gatherer(self, **parameters: Any) -> BucketGatherer:
+        """Gathers the model's weights. ``parameters``: further parameters of the gatherer."""
+        return BucketGatherer(self.chunks, self.spec, self.parallel, **parameters)
 
     def merger(self) -> Merger | None:
         """Merges adapters into their matrices for sync and files; ``None``: no adapters."""

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlmath.actor.fp8 import without_fp8
 from rlmath.actor.packing import PackedMicroBatch
-from rlmath.actor.quantized_cache import quantized_cache
-from rlmath.actor.quantized_products import quantized_products
+from rlmath.actor.quantized_products import quantized_cache, quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.batching.shards import Shard
 

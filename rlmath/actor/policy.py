@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -38,8 +39,9 @@ from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossOutput, metric_means
-from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
+from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.totals import add
 from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
@@ -242,7 +244,7 @@ class MegatronActor(RankModel):
             routing={} if self.routing is None else self.routing.finish(),
             traces=tuple(done.traces),
             gradients=self._prints.take(),
-            off_policy=add_by_version(done.left_out),
+            off_policy=reduce(add, done.left_out, {}),
             sequences=SequenceReport.join(done.reports) if done.reports else None,
             schedule_steps=schedule_steps,
             step_findings=self.worst_findings(done.findings),

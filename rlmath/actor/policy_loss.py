@@ -134,10 +134,11 @@ def off_policy(
     masks = [one.off_policy_masked for one, _ in outcomes if one.off_policy_masked is not None]
     if not masks:
         return {}
-    left_out = torch.zeros(batch.loss_mask.numel(), dtype=torch.bool)
+    mask = batch.loss_mask
+    left_out = torch.zeros(mask.numel(), dtype=torch.bool)
     left_out[torch.cat(rows)] = torch.cat(masks).cpu()
     # Versions count from 0, and tokens n versions older have version -n.
-    return OffPolicyTotals.by_version(-token_lags(batch, 0), batch.loss_mask, left_out)
+    return OffPolicyTotals.by_value(-token_lags(batch, 0), mask, mask & left_out)
 
 
 def concatenate(values: Sequence[TokenValues]) -> TokenValues:

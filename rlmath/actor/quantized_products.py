@@ -1,8 +1,10 @@
-"""The actor's matrix products as computed by engines with ``rollout.quantization=fp8``.
+"""The actor's matrix products as computed by engines with ``rollout.quantization=fp8``, and its
+attention with keys and values as with ``rollout.kv_cache_dtype=fp8``.
 
 Used only to measure how far an engine in FP8 may differ: the gate recomputes some of a step's
 log-probs with matrices and their inputs in FP8. If a layer's norm and matrix are one kernel
-(Transformer Engine's), the input is not accessible, and only its matrix is in FP8.
+(Transformer Engine's), the input is not accessible, and only its matrix is in FP8. Kernels for GPUs
+may have the queries in FP8 too, which is not reproduced here.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlmath.model.fp8 import round_values
+from rlmath.model.fp8 import round_cached, round_values
 
 # Megatron's names of the matrices of a layer; an engine's output layer is not quantized.
 MATRICES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+# Its name of the module with a layer's rotated and normalized queries, keys and values.
+ATTENTION = "core_attention"
 
 
 @contextlib.contextmanager
@@ -58,4 +62,20 @@ def quantized_products(module: nn.Module) -> Iterator[None]:
                     part.register_forward_hook(after, always_call=True),
                 ):
                     stack.callback(handle.remove)
+        yield
+
+
+@contextlib.contextmanager
+def quantized_cache(module: nn.Module) -> Iterator[None]:
+    """Let a rank's stage attend to keys and values rounded to FP8. ``module``: a rank's stage."""
+
+    @torch.no_grad()
+    def before(attention: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        query, key, value, *rest = arguments
+        return query, round_cached(key), round_cached(value), *rest
+
+    with contextlib.ExitStack() as stack:
+        for name, part in module.named_modules():
+            if name.rpartition(".")[2] == ATTENTION:
+                stack.callback(part.register_forward_pre_hook(before).remove)
         yield

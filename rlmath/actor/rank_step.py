@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,23 +29,12 @@ from rlmath.algorithms.distillation import DistillTotals, distill
 from rlmath.algorithms.entropy import top_entropy_mask
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.kl_control import kl_in_reward
-from rlmath.algorithms.peers import Peers
 from rlmath.batching.shards import Shard
 from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
-
-class Policy(Peers, Protocol):
-    """The parts of the rank's policy that a step uses; see ``MegatronActor``."""
-
-    is_last_stage: bool
-    reports: bool
-
-    def shard_log_probs(
-        self, shard: Shard, name: str = "policy", seed: int = 0
-    ) -> TokenValues | None: ...
-
-    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult: ...
+if TYPE_CHECKING:
+    from rlmath.actor.policy import MegatronActor
 
 
 @dataclass(frozen=True)
@@ -127,7 +116,7 @@ FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "value
 class RankStep:
     """A step on this rank."""
 
-    def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
+    def __init__(self, policy: MegatronActor, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model
         self.shard = shard
         # Entropy of the old policy.

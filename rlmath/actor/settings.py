@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
@@ -14,7 +15,8 @@ from rlmath.actor.step_probe import StepFindings
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.alignment import Alignment
-from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
+from rlmath.algorithms.off_policy import OffPolicyTotals
+from rlmath.algorithms.totals import add
 from rlmath.batching.shards import ShardSettings
 from rlmath.config.actor import ActorConfig
 from rlmath.config.optimizer import OptimizerConfig
@@ -147,6 +149,6 @@ class UpdateResult:
             alignment=Alignment.join(alignments) if alignments else None,
             fingerprints=SequenceFingerprints.join(prints) if prints else None,
             traces=tuple(trace for one in parts for trace in one.traces),
-            off_policy=add_by_version(one.off_policy for one in parts),
+            off_policy=reduce(add, (one.off_policy for one in parts)),
             sequences=SequenceReport.join(sequences) if sequences else None,
         )

@@ -230,16 +230,8 @@ class ActorWorker:
         )
 
     def _gatherer(self, **sizes: Any) -> Any:
-        from rlmath.weights.gather import BucketGatherer
-
-        return BucketGatherer(
-            self.actor.chunks,
-            self.actor.spec,
-            self.actor.parallel,
-            **sizes,
-            read=self.actor.device_state.read,
-            merge=self.actor.merger(),
-        )
+        read = self.actor.device_state.read
+        return self.actor.gatherer(**sizes, read=read, merge=self.actor.merger())
 
     def _disconnect_engines(self) -> None:
         connection, self.connection = self.connection, None
@@ -351,26 +343,21 @@ class ActorWorker:
     @functools.cached_property
     def _replicated_adapters(self) -> BucketGatherer | None:
         """Compares the factors of adapters that tensor ranks share. Collective the first time."""
-        from rlmath.weights.gather import BucketGatherer
-
         actor = self.actor
         if actor.settings.lora is None or actor.layout.tensor_parallel == 1:
             return None
-        lora, read = actor.settings.lora, actor.device_state.read
-        return BucketGatherer(actor.chunks, actor.spec, actor.parallel, read=read, adapters=lora)
+        return actor.gatherer(read=actor.device_state.read, adapters=actor.settings.lora)
 
     def save_hf(self, folder: str, source: str, adapters: str | None = None) -> None:
         """Write the model as a Hugging Face folder, and its adapters as a PEFT folder. Collective.
         ``source``: the source folder of the model. ``adapters``: folder for the adapters; ``None``:
         they are not written."""
-        from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.megatron import save_to_hf
         from rlmath.weights.peft_folder import save_adapters
 
         self.actor.load_parameters()
         chunks, spec, parallel = self.actor.chunks, self.actor.spec, self.actor.parallel
-        gatherer = BucketGatherer(chunks, spec, parallel, merge=self.actor.merger())
-        save_to_hf(gatherer, spec, folder, source)
+        save_to_hf(self.actor.gatherer(merge=self.actor.merger()), spec, folder, source)
         if adapters is not None:
             lora = self.actor.settings.lora
             assert lora is not None
@@ -398,11 +385,11 @@ class ActorWorker:
 
     def checkpoint_written(self) -> bool:
         """Whether the checkpoint of ``begin_checkpoint`` is written."""
-        return self._pending.done
+        return self._pending.done()
 
     def finish_checkpoint(self) -> None:
         """Wait for the checkpoint of ``begin_checkpoint``, and raise its errors."""
-        self._pending.wait()
+        self._pending.result()
 
     def load_checkpoint(self, folder: str) -> None:
         """Load a checkpoint that ``save_checkpoint`` wrote under any layout. Collective."""

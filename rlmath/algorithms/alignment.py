@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlmath.algorithms.mismatch import Mismatch, measure, measure_by_lag
 from rlmath.algorithms.ragged import repeat
+from rlmath.algorithms.totals import add
 from rlmath.types import TrainingBatch
 from rlmath.utils.lazy_torch import Tensor, torch
 
@@ -98,11 +100,9 @@ class Alignment:
         """Combine the reports of all ranks."""
         total: Alignment = parts[0]
         for one in parts[1:]:
-            lags = sorted({*total.by_lag, *one.by_lag})
-            empty = measure(torch.zeros(0), torch.zeros(0))
             total = cls(
                 total.fresh + one.fresh,
-                {lag: total.by_lag.get(lag, empty) + one.by_lag.get(lag, empty) for lag in lags},
+                add(total.by_lag, one.by_lag),
                 total.entropy_sum + one.entropy_sum,
                 torch.cat([total.places, one.places]),
                 torch.cat([total.farthest, one.farthest]),
@@ -112,10 +112,7 @@ class Alignment:
     @property
     def loss(self) -> Mismatch:
         """Totals over the tokens of the loss, for all lags."""
-        first, *others = self.by_lag.values()
-        for one in others:
-            first = first + one
-        return first
+        return functools.reduce(add, self.by_lag.values())
 
     @property
     def entropy(self) -> float:

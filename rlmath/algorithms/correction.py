@@ -28,10 +28,11 @@ Papers: TIS, "Your efficient RL framework secretly brings you off-policy RL trai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlmath.algorithms.mismatch import Mismatch
+from rlmath.algorithms.totals import Totals
 from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
@@ -173,21 +174,17 @@ class CorrectionConfig:
 
 
 @dataclass(frozen=True)
-class LagTotals:
-    """Effect of a correction on the tokens of one lag. Totals of several ranks add up."""
+class LagTotals(Totals):
+    """Effect of a correction on the tokens of one lag."""
 
     tokens: int = 0  # Unmasked tokens.
     rejected: int = 0  # Unmasked tokens with weight 0.
     truncated: int = 0  # Tokens whose weight was clipped to the upper bound.
 
-    def __add__(self, other: LagTotals) -> LagTotals:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return LagTotals(*(one + two for one, two in pairs))
-
 
 @dataclass(frozen=True)
-class CorrectionTotals:
-    """Effect of a correction. Totals of several ranks add up."""
+class CorrectionTotals(Totals):
+    """Effect of a correction."""
 
     tokens: int  # Unmasked tokens.
     sequences: int  # Sequences with unmasked tokens.
@@ -197,21 +194,6 @@ class CorrectionTotals:
     weight: float  # Sum of the weights.
     # Totals by the age of the weights that sampled the tokens; empty if lags are unknown.
     by_lag: Mapping[int, LagTotals] = field(default_factory=dict)
-
-    def __add__(self, other: CorrectionTotals) -> CorrectionTotals:
-        nothing = LagTotals()
-        return CorrectionTotals(
-            self.tokens + other.tokens,
-            self.sequences + other.sequences,
-            self.rejected + other.rejected,
-            self.vetoed + other.vetoed,
-            self.truncated + other.truncated,
-            self.weight + other.weight,
-            {
-                lag: self.by_lag.get(lag, nothing) + other.by_lag.get(lag, nothing)
-                for lag in sorted({*self.by_lag, *other.by_lag})
-            },
-        )
 
     def metrics(self) -> dict[str, float]:
         """``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and of the
@@ -325,18 +307,6 @@ def correct(
             vetoed=int(vetoed.sum()),
             truncated=int(truncated.sum()),
             weight=float(weights.sum()),
-            by_lag={} if lags is None else _by_lag(lags, mask, mask & ~keep, truncated),
+            by_lag={} if lags is None else LagTotals.by_value(lags, mask, mask & ~keep, truncated),
         ),
     )
-
-
-def _by_lag(
-    lags: Tensor, mask: Tensor, rejected: Tensor, truncated: Tensor
-) -> dict[int, LagTotals]:
-    """Totals of each lag that has tokens in the loss."""
-    return {
-        lag: LagTotals(
-            *(int((which & (lags == lag)).sum()) for which in (mask, rejected, truncated))
-        )
-        for lag in torch.unique(lags[mask]).tolist()
-    }

@@ -16,9 +16,9 @@ rules out could otherwise dominate a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlmath.algorithms.totals import Totals
 from rlmath.utils.lazy_torch import Tensor, torch
 
 # Parts of a response for which the reverse KL is logged, and the bins of its quantile, in nats.
@@ -27,21 +27,13 @@ _LOWEST, _BIN_NATS, _BINS = -20.0, 0.05, 1200
 
 
 @dataclass(frozen=True)
-class DistillTotals:
-    """Sums of the reverse KL over tokens of the loss. Totals of several ranks add up."""
+class DistillTotals(Totals):
+    """Sums of the reverse KL over tokens of the loss."""
 
     tokens: tuple[float, ...]  # [PARTS] number of tokens in each part of the responses.
     sums: tuple[float, ...]  # [PARTS] sums of log pi_old - log p_teacher, clipped, in nats.
     clipped: float  # Number of tokens beyond the bound.
     histogram: Tensor  # Token counts by that difference, int64.
-
-    def __add__(self, other: DistillTotals) -> DistillTotals:
-        return DistillTotals(
-            _add(self.tokens, other.tokens),
-            _add(self.sums, other.sums),
-            self.clipped + other.clipped,
-            self.histogram + other.histogram,
-        )
 
     def quantile(self, share: float) -> float:
         """The difference at the quantile ``share``, to 0.05 nats; 0 without tokens."""
@@ -129,7 +121,3 @@ def _parts(lengths: Tensor) -> Tensor:
     starts = torch.cumsum(lengths, 0) - lengths
     within = torch.arange(int(lengths.sum())) - starts[of_token]
     return PARTS * within // lengths[of_token].clamp(min=1)
-
-
-def _add(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    return tuple(a + b for a, b in zip(one, other, strict=True))

@@ -27,13 +27,10 @@ def next_entropy_coef(
         largest: Upper bound of the coefficient.
 
     Raises:
-        ValueError: The entropy is not finite, or a number is below 0.
+        ValueError: The entropy is not finite.
     """
     if not math.isfinite(entropy):
         raise ValueError(f"entropy = {entropy}: not finite")
-    for name, value in (("target", target), ("step_size", step_size), ("largest", largest)):
-        if value < 0:
-            raise ValueError(f"entropy control: {name} = {value}: at least 0 is needed")
     moved = coef + step_size if entropy < target else coef - step_size
     return min(max(moved, 0.0), largest)
 
@@ -64,12 +61,7 @@ def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float, peers: Peers =
     Returns:
         ``[R]`` bool, with ``ceil(share * unmasked)`` tokens, or more if several have the entropy
         of the last one.
-
-    Raises:
-        ValueError: ``share`` is not above 0 and at most 1.
     """
-    if not 0.0 < share <= 1.0:
-        raise ValueError(f"share of top-entropy tokens = {share}: above 0 and at most 1 is needed")
     keys = _sortable(entropy)
     own = keys[mask]
     total = int(peers.add(torch.tensor([own.numel()])))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlmath.algorithms.losses import LossInputs
-from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.algorithms.totals import Totals
+from rlmath.utils.lazy_torch import Tensor
 
 
 def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
@@ -28,41 +28,11 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class OffPolicyTotals:
-    """Effect of the mask. Totals of several ranks and minibatches add up."""
+class OffPolicyTotals(Totals):
+    """Effect of the mask."""
 
     tokens: int = 0  # Number of tokens in the loss.
     masked: int = 0  # How many of them were excluded.
-
-    def __add__(self, other: OffPolicyTotals) -> OffPolicyTotals:
-        return OffPolicyTotals(self.tokens + other.tokens, self.masked + other.masked)
-
-    @classmethod
-    def by_version(
-        cls, versions: Tensor, mask: Tensor, left_out: Tensor
-    ) -> dict[int, OffPolicyTotals]:
-        """Totals of each weights version that sampled tokens in the loss.
-
-        Args:
-            versions: ``[r]`` int64.
-            mask: ``[r]`` bool, tokens of the loss.
-            left_out: ``[r]`` bool, excluded tokens.
-        """
-        return {
-            version: cls(*(int((x & (versions == version)).sum()) for x in (mask, mask & left_out)))
-            for version in torch.unique(versions[mask]).tolist()
-        }
-
-
-def add_by_version(
-    several: Iterable[Mapping[int, OffPolicyTotals]],
-) -> dict[int, OffPolicyTotals]:
-    """Add several totals by version."""
-    found: dict[int, OffPolicyTotals] = defaultdict(OffPolicyTotals)
-    for one in several:
-        for version, totals in one.items():
-            found[version] += totals
-    return dict(found)
 
 
 def mask_share_by_lag(by_version: Mapping[int, OffPolicyTotals], now: int) -> dict[str, float]:

@@ -22,9 +22,6 @@ class ObjectiveSettings:
         ratio_threshold: The share of tokens with a higher ratio is logged.
         off_policy_mask_kl: A sequence with a negative advantage is excluded if its mean of
             ``log(engine's / current probability)`` is above this, in nats; ``None``: none is.
-
-    Raises:
-        ValueError: Unknown loss, or options of a different loss.
     """
 
     loss: str = "ppo_clip"
@@ -35,15 +32,6 @@ class ObjectiveSettings:
     entropy_coef: float = 0.0
     ratio_threshold: float = 5.0
     off_policy_mask_kl: float | None = None
-
-    def __post_init__(self) -> None:
-        kind = LOSSES.options(self.loss)
-        if self.options is not None and type(self.options) is not kind:
-            raise ValueError(
-                f"loss {self.loss!r} takes {kind.__name__}, not {type(self.options).__name__}"
-            )
-        if self.kl_coef < 0.0:
-            raise ValueError(f"kl_coef = {self.kl_coef}: at least 0 is needed")
 
     @property
     def loss_options(self) -> Options:

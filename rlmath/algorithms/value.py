@@ -22,12 +22,7 @@ def value_losses(
 
     Returns:
         ``[r]``.
-
-    Raises:
-        ValueError: ``clip`` is not above 0.
     """
-    if clip is not None and clip <= 0.0:
-        raise ValueError(f"value clip = {clip}: above 0 is needed, or none")
     zero = torch.zeros_like(values)
     moved = torch.where(mask, values - old_values, zero)
     error = torch.where(mask, values - returns, zero)

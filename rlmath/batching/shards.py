@@ -11,53 +11,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.ragged import repeat
+from rlmath.batching.from_groups import SampledSequences
 from rlmath.batching.minibatches import minibatches
 from rlmath.batching.packing import assign, join_micro_batches
 from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
 from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.utils.setting import Options
 
-
-class Sequences(Protocol):
-    """Sequences to shard: a batch, or the samples from which one can be made."""
-
-    @property
-    def sequence_lengths(self) -> Tensor:
-        """``[N]`` int64, prompt plus response, in tokens."""
-
-    @property
-    def prompt_lengths(self) -> Tensor:
-        """``[N]`` int64, in tokens."""
-
-    @property
-    def response_lengths(self) -> Tensor:
-        """``[N]`` int64, in tokens."""
-
-    @property
-    def model_lengths(self) -> Tensor:
-        """``[N]`` int64, number of response tokens that the model sampled."""
-
-    @property
-    def loss_token_counts(self) -> Tensor:
-        """``[N]`` int64, number of response tokens in the loss."""
-
-    @property
-    def group_ids(self) -> Tensor:
-        """``[N]`` int64."""
-
-    @property
-    def weights_versions(self) -> Tensor:
-        """``[N]`` int64, weights versions of the engines that sampled."""
-
-    def select(self, indices: Sequence[int]) -> TrainingBatch:
-        """The batch of only these sequences, in this order."""
+# Sequences to shard: a batch, or the samples from which one can be made.
+Sequences: TypeAlias = "TrainingBatch | SampledSequences"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from rlmath.checkpoint.tensor_index import check_index
 from rlmath.checkpoint.writer import DISK_FULL, background_group, write_common, write_tensors
 from rlmath.device.host_memory import host_copies
 from rlmath.errors import UserError
+from rlmath.utils.daemon_threads import DaemonThreads
 
 log = logging.getLogger(__name__)
 
@@ -72,44 +73,6 @@ class Saveable(Protocol):
     def checkpoint_state(self) -> ModelState: ...
 
 
-class PendingSave:
-    """A save whose tensors are being written; see :func:`begin_save`."""
-
-    def __init__(self, write: Callable[[], None], in_background: bool) -> None:
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        if in_background:
-            # Only the thread refers to the copies, so they are freed once written.
-            self._thread = threading.Thread(
-                target=self._run, args=(write,), name="checkpoint", daemon=True
-            )
-            self._thread.start()
-        else:
-            self._run(write)
-
-    def _run(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except BaseException as error:
-            self._error = error
-
-    @property
-    def done(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait until the save is over, whether it succeeded or not."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def wait(self) -> None:
-        """Wait until all ranks have written. Raises UserError on every rank: the disk is full, or
-        the folder cannot be written."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-
-
 def check_saveable(model: Saveable) -> None:
     """Describe the weights as a save does, so that a model that cannot be saved fails at the start
     and not at its first checkpoint. Collective over all ranks. Raises CheckpointingException on
@@ -123,42 +86,37 @@ def check_saveable(model: Saveable) -> None:
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
     Raises UserError on every rank: the disk is full, or the folder cannot be written."""
-    begin_save(model, folder, name, in_background=False).wait()
+    _prepare_save(model.checkpoint_state(), Path(folder) / name, _free_group(), copy=False)()
 
 
-def begin_save(
-    model: Saveable, folder: str | Path, name: str = "actor", in_background: bool = True
-) -> PendingSave:
-    return begin_saves({name: model}, folder, in_background)
-
-
-def begin_saves(
-    models: Mapping[str, Saveable], folder: str | Path, in_background: bool = True
-) -> PendingSave:
+def begin_saves(models: Mapping[str, Saveable], folder: str | Path) -> Future[None]:
     """Copy the state, and write it while training continues; collective over all ranks.
 
     Takes host memory of the size of the rank's part of the checkpoint until it is written. All
     models are copied before this returns, so they are of the same step, and are written one after
-    the other, each by a child process. The checkpoint may be committed when
-    :meth:`PendingSave.wait` has returned on every rank.
+    the other, each by a child process. The checkpoint may be committed when the result is there on
+    every rank.
 
     Args:
         models: By the name of their folder in the checkpoint.
         folder: From :meth:`CheckpointStore.begin`; the same on all nodes.
-        in_background: Else it is written before this returns, from the tensors themselves.
+
+    Returns:
+        Done when all ranks have written. Its ``result`` raises UserError on every rank: the disk is
+        full, or the folder cannot be written.
     """
     group = _free_group()
     prepared = [
-        _prepare_save(model.checkpoint_state(), Path(folder) / name, group, in_background)
+        _prepare_save(model.checkpoint_state(), Path(folder) / name, group, copy=True)
         for name, model in models.items()
     ]
 
     def write() -> None:
-        while prepared:
+        while prepared:  # The copies are freed once written.
             prepared.pop(0)()
 
     global _last
-    _last = PendingSave(write, in_background)
+    _last = _thread.submit(write)
     return _last
 
 
@@ -205,14 +163,15 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
     )
 
 
-_last: PendingSave | None = None
+_thread = DaemonThreads(1, "checkpoint")
+_last: Future[None] | None = None
 
 
 def _free_group() -> Any:
     """The group for checkpoints, once the last save has finished with it: messages of two saves
-    must not mix. Whether that save succeeded is for its own ``wait`` to report."""
+    must not mix. Whether that save succeeded is for its own ``result`` to report."""
     if _last is not None:
-        _last.join()
+        wait([_last])
     return background_group()
 
 

@@ -4,6 +4,7 @@ nothing would use (``OnlyWith``)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import by_key, value_of, value_text
@@ -38,7 +39,10 @@ def unused_keys(config: Config) -> Iterator[str]:
         if rule is None or value_of(config, key) == setting.default:
             continue
         chosen = value_of(config, rule.setting)
-        used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default
+        if rule.choices:
+            used = any(one in rule.choices for one in _listed(chosen))
+        else:
+            used = chosen != by_key()[rule.setting].default
         if not used and not (rule.also and value_of(config, rule.also) is not None):
             yield key
 
@@ -52,13 +56,18 @@ def unused_problems(config: Config) -> Iterator[str]:
         default = value_text(setting.default)
         if rule.choices:
             name = rule.setting.removeprefix("algorithm.")
+            choices = " or ".join(value_text(choice) for choice in rule.choices)
             yield (
                 f"{key}={value_text(value)}: {rule.setting}={value_text(chosen)} does not read it; "
                 f"leave it at {default}, or use {name}="
-                f"{' or '.join(value_text(choice) for choice in rule.choices)}"
+                f"{f'[{choices}]' if isinstance(chosen, list) else choices}"
             )
         else:
             yield (
                 f"{key}={value_text(value)}: does nothing while {rule.setting}="
                 f"{value_text(chosen)}; make that {rule.words}, or leave this at {default}"
             )
+
+
+def _listed(chosen: Any) -> Any:
+    return chosen if isinstance(chosen, list) else [chosen]

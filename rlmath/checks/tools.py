@@ -8,6 +8,7 @@ from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.environments import ENVIRONMENTS, PYTHON, TOOLS
 from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config, RolloutConfig
+from rlmath.environments.call_parsers import PARSERS
 from rlmath.environments.chosen import Chosen
 from rlmath.errors import ConfigError
 from rlmath.rewards.base import RewardSettingError
@@ -18,10 +19,17 @@ def tool_problems(config: Config) -> Iterator[str]:
     """Tools and an environment that do not exist, cannot be used, or are there twice, and a reward
     that nothing gives or reads."""
     rollout, gives_reward = config.rollout, False
-    yield from _python_problems(rollout)
+    yield from _provider_problems(rollout)
     problems = [one for name in rollout.tools for one in _problems(name)]
     yield from problems
     yield from _without_template(config)
+    if (name := rollout.tool_parser) is not None and name not in PARSERS:
+        from rlmath.engines.tool_parsers import find_vllm_tool_parser
+
+        try:
+            find_vllm_tool_parser(name)
+        except ConfigError as error:
+            yield str(error)
     if problems or (rollout.environment is not None and not ENVIRONMENTS.has(rollout.environment)):
         return
     if has_turns(rollout):
@@ -42,22 +50,10 @@ def tool_problems(config: Config) -> Iterator[str]:
         yield f"reward.items: environment is the reward of rollout.environment, {why}"
 
 
-def _python_problems(rollout: RolloutConfig) -> Iterator[str]:
-    """Settings of a tool that is not there, and a provider that cannot be made or keeps no names;
-    the local one is made by the run."""
+def _provider_problems(rollout: RolloutConfig) -> Iterator[str]:
+    """A provider that cannot be made or keeps no names; the local one is made by the run."""
     name = rollout.python_provider
-    if PYTHON not in rollout.tools:
-        turns = has_turns(rollout)  # Without any, OnlyWith reports the first two.
-        changed = {
-            "python_session=true": turns and rollout.python_session,
-            f"python_provider={name}": turns and name != "local",
-            "python_provider_settings": bool(rollout.python_provider_settings),
-        }
-        for setting, is_set in changed.items():
-            if is_set:
-                yield f"rollout.{setting}: python is not in rollout.tools; add it there"
-        return
-    if name == "local":
+    if PYTHON not in rollout.tools or name == "local":
         return
     if rollout.python_session:
         yield f"rollout.python_session=true: python_provider={name} keeps no names; use local"

@@ -90,7 +90,9 @@ def further_arguments(name: str | None, device: str, options: Any) -> dict[str, 
             f"rollout.engine_arguments={name}: returned a {type(found).__name__}, not a dict"
         )
     problems = []
-    for key in found.keys() & RESERVED.keys():
+    # On CUDA its size is measured, which several runs on one GPU would do at each other's cost.
+    free = {"kv_cache_memory_bytes"} if device == "cuda" else set()
+    for key in found.keys() & RESERVED.keys() - free:
         instead = (
             f"use {RESERVED[key]}" if RESERVED[key] else "the contract with the actor needs it"
         )

@@ -67,8 +67,12 @@ def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _of_rewards(config: Config) -> Iterator[str]:
-    """Places of rewards, which the driver alone imports, when it makes them."""
+    """Places of rewards and of the providers that run their code, which the driver alone imports,
+    when it makes them."""
     for item in config.reward.items:
+        place, attribute = split(str(item.params.get("provider", "")))
+        if attribute:
+            yield place
         if is_path(item.name) and not item.name.startswith(("http://", "https://")):
             place, attribute = split(item.name)
             yield place if attribute or is_file(place) else place.rpartition(".")[0]

@@ -16,6 +16,7 @@ KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
 Quantization = StrEnum("Quantization", ["none", "fp8"])
 KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
 _TOOLS = OnlyWith("tools", words="a list of tools", also="rollout.environment")
+_PYTHON = OnlyWith("tools", ("python",))
 
 
 @dataclass
@@ -77,15 +78,17 @@ class RolloutConfig:
         False,
         "Let a response's Python calls use what its earlier calls defined; false: each call is a "
         "new program.",
-        only_with=_TOOLS,
+        only_with=_PYTHON,
     )
     python_provider: str = setting(
         "local",
         "Where Python calls run: local (sandboxes of the driver's machine), piston, e2b, morph, or "
         "package.module:Class, as for code rewards.",
-        only_with=_TOOLS,
+        only_with=_PYTHON,
     )
-    python_provider_settings: dict[str, Any] = setting(dict, "Settings of python_provider.")
+    python_provider_settings: dict[str, Any] = setting(
+        dict, "Settings of python_provider.", only_with=_PYTHON
+    )
     max_turns: int = setting(
         8,
         "Maximum turns of the model in a response; one whose last turn still calls a tool is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -130,12 +130,8 @@ def _csv(path: Path) -> Rows:
 def _parquet(path: Path) -> Rows:
     import pyarrow.parquet
 
-    number = 0
     with pyarrow.parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=4096):
-            for fields in batch.to_pylist():
-                number += 1
-                yield number, fields
+        yield from _number_rows(file.iter_batches(batch_size=4096))
 
 
 def _arrow(path: Path) -> Rows:
@@ -148,11 +144,11 @@ def _arrow(path: Path) -> Rows:
         except pyarrow.ArrowInvalid:
             file = pyarrow.ipc.open_file(source)
             batches = (file.get_batch(index) for index in range(file.num_record_batches))
-        number = 0
-        for batch in batches:
-            for fields in batch.to_pylist():
-                number += 1
-                yield number, fields
+        yield from _number_rows(batches)
+
+
+def _number_rows(batches: Iterable[Any]) -> Rows:
+    return enumerate((fields for batch in batches for fields in batch.to_pylist()), start=1)
 
 
 def _read_saved(folder: Path) -> Rows:

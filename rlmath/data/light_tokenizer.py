@@ -47,10 +47,6 @@ class LightTokenizer:
         self.chat_template = read_chat_template(Path(folder))
 
     @property
-    def special_tokens_map(self) -> dict[str, str]:
-        return special_tokens(self._settings)
-
-    @property
     def added_tokens_decoder(self) -> dict[int, Any]:
         """Tokens that are no part of the vocabulary proper, by id."""
         found: dict[int, Any] = self._fast.get_added_tokens_decoder()
@@ -81,7 +77,7 @@ class LightTokenizer:
         return render_chat(
             chat_template or self.chat_template or "",
             messages,
-            self.special_tokens_map,
+            special_tokens(self._settings),
             add_generation_prompt=add_generation_prompt,
             **{"strftime_now": clock(None), **options},
         )

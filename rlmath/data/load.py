@@ -41,6 +41,8 @@ def load_problems(
     paths: Sequence[str | Path],
     settings: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    rows: Iterable[Row] | None = None,
     limit: int | None = None,
     graded: bool = True,
     needs_box: bool = False,
@@ -49,6 +51,8 @@ def load_problems(
     ``Problem.columns`` has every field of the row as it is in the file.
 
     Args:
+        paths: Files, or names of the rows' source for messages.
+        rows: Rows that are read already; ``None``: read them from the files.
         settings: Fields, templates and what to do with rows that do not fit.
         limit: Keep the first N; ``None``: all.
         needs_box: Whether answers count only in a box.
@@ -58,19 +62,7 @@ def load_problems(
             settings say stop), no problem left, or none with an answer that a response can match.
     """
     names = [str(path) for path in paths]
-    return problems_of(read_rows(paths), names, settings, tokenizer, limit, graded, needs_box)
-
-
-def problems_of(
-    rows: Iterable[Row],
-    names: Sequence[str],
-    settings: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    limit: int | None = None,
-    graded: bool = True,
-    needs_box: bool = False,
-) -> tuple[list[Problem], LoadReport]:
-    """:func:`load_problems` of rows that are read already."""
+    rows = read_rows(paths) if rows is None else rows
     drafts, skipped = _read(rows, names, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     golds = gold_kinds((draft.place, draft.target) for draft in drafts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlmath.data.stream import Item, ProblemStream
+from rlmath.data.stream import Item, ProblemStream, other_data
 from rlmath.errors import UserError
 
 
@@ -56,12 +56,8 @@ class MixedStream(ProblemStream[Item]):
         """Go to a saved position. Raises UserError: it is a position in other data or in another
         order."""
         if "source" not in state and state.get("weights") != self._weights:
-            raise UserError(
-                "the checkpoint's place in the data cannot be found again: data.train_weights was "
-                f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, start "
-                "over with runner.resume=never, or train the exported model on other data: "
-                "model.path=.../hf with another runner.run_dir"
-            )
+            before = state.get("weights") or "empty"
+            raise other_data("data.train_weights", before, self._weights)
         super().load_state_dict(state)
         for part, saved in zip(self._parts, state["parts"], strict=True):
             # The prompts of all sources have been compared.

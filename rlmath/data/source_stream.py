@@ -12,6 +12,7 @@ from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data.files import Row
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.rows import answers_in, problem_of, usable_rows
+from rlmath.data.stream import other_data
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -162,11 +163,7 @@ class SourceStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place. Raises UserError: it is a place in other data."""
         if state.get("source") != self._name:
-            raise UserError(
-                "the checkpoint's place in the data cannot be found again: data.source was "
-                f"{state.get('source', 'null')} and is {self._name}; restore it, or start over "
-                "with runner.resume=never"
-            )
+            raise other_data("data.source", state.get("source", "null"), self._name)
         self._taken, self._of_epoch = int(state["taken"]), int(state["of_epoch"])
         self._of_last = int(state["of_last"])
         self._known = {}

@@ -115,10 +115,7 @@ class ProblemStream(Generic[Item]):
         order."""
         own = self.state_dict()
         if "source" in state:
-            raise UserError(
-                "the checkpoint's place in the data cannot be found again: data.source was "
-                f"{state['source']} and is null; restore it, or start over with runner.resume=never"
-            )
+            raise other_data("data.source", state["source"], "null")
         for key, setting in (
             ("num_problems", "the number of problems that data.train_paths gives"),
             ("fingerprint", "the fingerprint of the problems' files and rows"),
@@ -126,12 +123,7 @@ class ProblemStream(Generic[Item]):
             ("shuffle", "data.shuffle"),
         ):
             if state[key] != own[key]:
-                raise UserError(
-                    f"the checkpoint's place in the data cannot be found again: {setting} was "
-                    f"{state[key]} and is {own[key]}; restore it, start over "
-                    "with runner.resume=never, or train the exported model on other data: "
-                    "model.path=.../hf with another runner.run_dir"
-                )
+                raise other_data(setting, state[key], own[key])
         if state.get("prompts", self._prompts) != self._prompts and not self._warned:
             self._warned = True
             log.warning(
@@ -146,6 +138,15 @@ class ProblemStream(Generic[Item]):
         if self._shuffle:
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
+
+
+def other_data(setting: str, before: object, now: object) -> UserError:
+    """The error for a saved position in data that a setting has changed."""
+    return UserError(
+        f"the checkpoint's place in the data cannot be found again: {setting} was {before} and is "
+        f"{now}; restore it, start over with runner.resume=never, or train the exported model on "
+        "other data: model.path=.../hf with another runner.run_dir"
+    )
 
 
 def _digest_of_prompts(items: Sequence[Any]) -> str:

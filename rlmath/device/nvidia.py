@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from dataclasses import dataclass
 
-TIMEOUT_S = 30.0
+from rlmath.utils.nvidia_driver import output_of, query
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class GpuState:
 
 def gpu_states() -> list[GpuState]:
     """Every GPU that this process may use (``CUDA_VISIBLE_DEVICES``)."""
-    rows = _query("--query-gpu=index,uuid,name,driver_version,memory.total,memory.used")
+    rows = query("--query-gpu=index,uuid,name,driver_version,memory.total,memory.used")
     states = [
         GpuState(int(index), uuid, name, driver, _mib(total), _mib(used))
         for index, uuid, name, driver, total, used in rows
@@ -43,7 +42,7 @@ def process_counts() -> dict[str, int]:
     """Number of processes that compute on each GPU, by its uuid. They are counted, not named, as
     containers hide the process ids of others."""
     counts: dict[str, int] = {}
-    for uuid, _ in _query("--query-compute-apps=gpu_uuid,pid"):
+    for uuid, _ in query("--query-compute-apps=gpu_uuid,pid"):
         counts[uuid] = counts.get(uuid, 0) + 1
     return counts
 
@@ -52,7 +51,7 @@ def ecc_fault(gpu: str) -> str:
     """Why a GPU needs a reset or a replacement, by its ECC state; empty if it needs neither or
     keeps no count. ``gpu``: its number or uuid."""
     fields = "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
-    rows = _query(f"--query-gpu={fields}", f"--id={gpu}")
+    rows = query(f"--query-gpu={fields}", f"--id={gpu}")
     errors, pending, failure = rows[0] if rows and len(rows[0]) == 3 else ("", "", "")
     if failure == "Yes":
         return "it has no spare rows left for failed memory, and has to be replaced"
@@ -66,16 +65,16 @@ def ecc_fault(gpu: str) -> str:
 def xids(gpu: str) -> list[int]:
     """The driver's error codes (XID) for a GPU in the kernel's log, if this process may read it;
     for every GPU if the driver no longer knows this one. ``gpu``: its number or uuid."""
-    rows = _query("--query-gpu=pci.bus_id", f"--id={gpu}")
+    rows = query("--query-gpu=pci.bus_id", f"--id={gpu}")
     # nvidia-smi prints 00000000:1B:00.0, the log 0000:1b:00.
     bus = rows[0][0].lower()[4:].partition(".")[0] if rows else ""
-    found = re.findall(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+)", _run("dmesg"))
+    found = re.findall(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+)", output_of("dmesg"))
     return list(dict.fromkeys(int(code) for at, code in found if bus in ("", at)))
 
 
 def topology() -> str:
     """The driver's table of the links between GPUs and network cards."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", _run("nvidia-smi", "topo", "-m"))
+    return re.sub(r"\x1b\[[0-9;]*m", "", output_of("nvidia-smi", "topo", "-m"))
 
 
 def current_gpu_uuid() -> str:
@@ -88,21 +87,6 @@ def current_gpu_uuid() -> str:
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
 
-def _query(*what: str) -> list[list[str]]:
-    text = _run("nvidia-smi", *what, "--format=csv,noheader,nounits")
-    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
-
-
 def _mib(text: str) -> int:
     """A number of MiB; 0 where the driver gives none, as it may for parts of a GPU."""
     return int(text) if text.isdigit() else 0
-
-
-def _run(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

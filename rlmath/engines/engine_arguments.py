@@ -53,8 +53,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         **engine_arguments(spec.precision),
         **adapter_arguments(spec.adapters),
         **profiler_arguments(spec.profile),
-        **(_cpu_arguments(spec) if spec.device == "cpu" else cuda_arguments(spec)),
-        **spec.arguments,
+        **(_cpu_arguments if spec.device == "cpu" else cuda_arguments)(spec) | dict(spec.arguments),
     )
 
 

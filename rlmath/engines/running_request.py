@@ -68,8 +68,8 @@ class RunningRequest:
 
     @classmethod
     def of(cls, request: Request, tokenizer: Any) -> RunningRequest:
-        """A request with the tokens of its begun part. ``request``: the request. ``tokenizer``:
-        finds texts that end the turn."""
+        """A request with the tokens of its begun part. ``tokenizer``: finds texts that end the
+        turn."""
         running, begun = cls(request), request.begun
         if begun is not None:
             running.token_ids.frombytes(np.asarray(begun.token_ids, np.int32).tobytes())

@@ -10,6 +10,17 @@ from typing import Any
 from rlmath.errors import ConfigError
 
 
+def find_vllm_tool_parser(name: str) -> Any:
+    """The class of a parser by its name in ``vllm serve --tool-call-parser``. Raises ConfigError:
+    there is none of that name, or it cannot be imported."""
+    try:
+        from vllm.tool_parsers import ToolParserManager
+
+        return ToolParserManager.get_tool_parser(name)
+    except Exception as error:  # A parser's module may fail in any way.
+        raise ConfigError(f"rollout.tool_parser={name}: {error}") from error
+
+
 def vllm_tool_parser(
     name: str, tokenizer: Any, tools: Sequence[Mapping[str, Any]]
 ) -> Callable[[str], list[tuple[str, Any]]]:
@@ -26,16 +37,15 @@ def vllm_tool_parser(
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tokenizers.hf import get_cached_tokenizer
-    from vllm.tool_parsers import ToolParserManager
 
+    parser = find_vllm_tool_parser(name)
     # They log a traceback for each call that they cannot read, and call it text.
     logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
     request = ChatCompletionRequest(messages=[], model="", tools=list(tools))
     tokenizer = get_cached_tokenizer(tokenizer)  # Each parser asks for the whole vocabulary.
     try:
-        parser = ToolParserManager.get_tool_parser(name)
         parser(tokenizer, request.tools)
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         raise ConfigError(f"rollout.tool_parser={name}: {error}") from error
 
     def parse(text: str) -> list[tuple[str, Any]]:

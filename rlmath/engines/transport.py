@@ -151,11 +151,11 @@ class SharedMemory(Transport):
         self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
     ) -> TrainerConnection:
         from rlmath.engines import transports
-        from rlmath.engines.transports import shared_memory as own
+        from rlmath.engines.transports.shared_memory import SharedMemoryTrainer
 
         client = transports.client_of(plan)
-        info = own.SharedMemoryTrainerInitInfo(rank=transports.own_rank(), run_id=plan.run_id)
-        trainer = own.SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer)
+        rank = transports.own_rank()
+        trainer = SharedMemoryTrainer.open(rank, plan.run_id, client, gatherer)
         return transports.TrainerConnection(trainer, client, platform.side_stream())
 
 

@@ -20,10 +20,6 @@ from rlmath.types import Problem
 CallStatus = Literal["ok", "error", "timeout", "memory", "refused", "infrastructure"]
 
 
-class InfrastructureError(Exception):
-    """A tool could not run, for reasons that the model has nothing to do with."""
-
-
 @dataclass(frozen=True)
 class ToolCall:
     """A call that the model wrote."""
@@ -105,11 +101,9 @@ class Environment(ABC):
 class TurnFormat(ABC):
     """How calls are written in a model's text, and how observations become tokens."""
 
-    @property
-    @abstractmethod
-    def stop(self) -> tuple[tuple[str, str], ...]:
-        """Texts that end a turn, besides the model's end-of-sequence tokens: each an opening, which
-        may be empty, and what ends the turn after it."""
+    # Texts that end a turn, besides the model's end-of-sequence tokens: each an opening, which may
+    # be empty, and what ends the turn after it.
+    stop: tuple[tuple[str, str], ...] = ()
 
     @abstractmethod
     def calls(self, text: str) -> Sequence[ToolCall] | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
 from rlmath.environments.call_parsers import PARSERS, Parser, parser_of
+from rlmath.environments.text import cut_tokens
 from rlmath.errors import ConfigError
-from rlmath.model.chat import clock, render_chat
+from rlmath.model.chat import CLOCK, clock
 
 # Parts of published templates that show earlier messages differently after later ones, and parts
 # that do not. Qwen3 shows empty thoughts in the last message only, none before the last question.
@@ -22,7 +23,6 @@ _PATCHES = (
     ("{%- if loop.index0 > ns.last_query_index %}", "{%- if true %}"),
     ("{%- if loop.last or (not loop.last and reasoning_content) %}", "{%- if true %}"),
 )
-_NOTE = "\n[... the middle of the output was left out ...]\n"
 _RESULT = "7341"
 _THOUGHTS = ("", "<think>\nLet me see.\n</think>\n\n")
 
@@ -31,7 +31,6 @@ class ChatFormat(TurnFormat):
     """The format of a chat template. Raises ConfigError: it cannot be used; the message shows why.
 
     Args:
-        template: Jinja text.
         tools: Their schemas.
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
             left out.
@@ -55,14 +54,9 @@ class ChatFormat(TurnFormat):
     ) -> None:
         self._tokenizer, self._most = tokenizer, max_observation_tokens
         self._tools = list(tools)
-        self._special = {
-            name: str(token)
-            for name, token in tokenizer.special_tokens_map.items()
-            if isinstance(token, str)
-        }
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added if token.special]
-        self._clock, self._options = clock(template_date), dict(options or {})
+        self._options = {CLOCK: clock(template_date), **(options or {})}
         self._parse: Parser = lambda text: None
         if tools:
             name = parser_of(template) if parser == "auto" else parser
@@ -80,10 +74,6 @@ class ChatFormat(TurnFormat):
             one, other = self._after_turn(role, ["1"]), self._after_turn(role, ["2"])
             self._around[role] = _common(one, other), _common(one[::-1], other[::-1])
 
-    @property
-    def stop(self) -> tuple[tuple[str, str], ...]:
-        return ()
-
     def calls(self, text: str) -> Sequence[ToolCall] | None:
         # Calls in thoughts do not count, even if the turn ended within them.
         return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
@@ -94,14 +84,15 @@ class ChatFormat(TurnFormat):
         return self._render(self.template, messages, prompt)
 
     def _render(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
-        return render_chat(
-            template,
-            messages,
-            self._special,
-            add_generation_prompt=prompt,
-            strftime_now=self._clock,
-            tools=self._tools,
-            **self._options,
+        return str(
+            self._tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=template,
+                tools=self._tools or None,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **self._options,
+            )
         )
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
@@ -112,7 +103,8 @@ class ChatFormat(TurnFormat):
 
     def _suffix(self, role: str, texts: Sequence[str]) -> Suffix:
         share = self._most // len(texts)
-        text = self._after_turn(role, [self._shorten(one, share) for one in texts])
+        plain = map(self._without_special, texts)
+        text = self._after_turn(role, [cut_tokens(one, share, self._encode) for one in plain])
         tokens, (before, after) = self._encode(text), self._around[role]
         first = len(self._encode(text[:before]))
         last = len(tokens) - len(self._encode(text[len(text) - after :]))
@@ -210,17 +202,10 @@ class ChatFormat(TurnFormat):
                 before = after
         return None
 
-    def _shorten(self, text: str, most: int) -> str:
-        """A result without special tokens, and at most ``most`` tokens long."""
+    def _without_special(self, text: str) -> str:
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
-        text = text.rstrip("\n")
-        kept, shown = len(text), text
-        while (length := len(self._encode(shown))) > most and kept > 0:
-            kept = min(kept - 1, int(kept * most / length))
-            half = kept // 2
-            shown = f"{text[: kept - half]}{_NOTE}{text[len(text) - half :]}"
-        return shown
+        return text.rstrip("\n")
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -118,7 +118,6 @@ def python_tool(rollout: RolloutConfig, parallel: int) -> PythonTool:
         output_bytes=BYTES_PER_TOKEN * rollout.max_observation_tokens,
         session=rollout.python_session,
         ahead=min(4, parallel),
-        retries=0,  # Episodes are tried again.
     )
 
 

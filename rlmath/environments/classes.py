@@ -16,19 +16,11 @@ from contextlib import suppress
 from typing import Any
 
 from rlmath.data.prompts import OPENING_GLUE
-from rlmath.environments.base import (
-    End,
-    Episode,
-    InfrastructureError,
-    Observation,
-    ToolResult,
-    Turn,
-    TurnFormat,
-)
+from rlmath.environments.base import End, Episode, Observation, ToolResult, Turn, TurnFormat
 from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import Tool, ToolEnvironment, ToolEpisode, ToolSession
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.rewards.columns import own_copy
 from rlmath.types import Problem
 from rlmath.utils.daemon_threads import DaemonThreads

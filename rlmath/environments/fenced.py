@@ -20,10 +20,9 @@ from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
 from rlmath.environments.call_parsers import arguments_in
+from rlmath.environments.text import cut_tokens
 
 OPENING, CLOSING = "```", "\n```"
-# Characters of a token in prose, generously: a text longer than this is cut before it is tokenized.
-_CHARACTERS_PER_TOKEN = 16
 
 
 class Fenced(TurnFormat):
@@ -38,11 +37,7 @@ class Fenced(TurnFormat):
         functions = [tool["function"] for tool in tools]
         # By name of the tool: the parameter that a block's text is.
         self._texts = {str(one["name"]): _one_text(one["parameters"]) for one in functions}
-        self._note = self._encode("\n[... the middle of the output was left out ...]\n")
-
-    @property
-    def stop(self) -> tuple[tuple[str, str], ...]:
-        return tuple((OPENING + name, CLOSING) for name in self._texts)
+        self.stop = tuple((OPENING + name, CLOSING) for name in self._texts)
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
         found = ((text.find(OPENING + name), name) for name in self._texts)
@@ -70,19 +65,8 @@ class Fenced(TurnFormat):
 
     def _after_turn(self, turn_text: str, opening: str, text: str, closing: str) -> Suffix:
         before = self._encode(("" if turn_text.endswith("\n") else "\n") + opening)
-        shown = [*before, *self._shorten(text)]
+        shown = [*before, *self._encode(cut_tokens(text, self._most, self._encode))]
         return Suffix((*shown, *self._encode(closing)), (len(before), len(shown)))
-
-    def _shorten(self, text: str) -> list[int]:
-        """The tokens of a text; of a long one, those of its ends around a note."""
-        longest = _CHARACTERS_PER_TOKEN * self._most
-        tokens = self._encode(text[:longest])
-        if len(text) <= longest and len(tokens) <= self._most:
-            return tokens
-        room = max(0, self._most - len(self._note))
-        head, tail = self._encode(text[: longest // 2]), self._encode(text[-(longest // 2) :])
-        kept = room // 2
-        return [*head[: room - kept], *self._note[: self._most], *tail[len(tail) - kept :]]
 
     def _encode(self, text: str) -> list[int]:
         encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rlmath.environments.base import CallStatus, InfrastructureError, ToolResult
+from rlmath.environments.base import CallStatus, ToolResult
 from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import Tool, ToolSession
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.rewards.event_loop import run_coroutine
 
 # Threads of calls that have not returned; beyond it something is broken for good.

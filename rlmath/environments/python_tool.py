@@ -8,23 +8,23 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
-from rlmath.environments.base import CallStatus, InfrastructureError, ToolResult
-from rlmath.environments.text import cut_bytes, join_ends
+from rlmath.environments.base import CallStatus, ToolResult
+from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import Tool, ToolSession
 from rlmath.errors import ConfigError
 from rlmath.rewards.base import RewardSettingError
-from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, Program, ProviderError
+from rlmath.rewards.sandbox import CodeProvider, Limits, Program, ProviderError
 from rlmath.rewards.sandbox.cell import ERROR, MEMORY, OK
 from rlmath.rewards.sandbox.local import LocalProvider
-from rlmath.rewards.sandbox.warm import PRELOAD, CellResult, Sandbox, WarmSandboxes
+from rlmath.rewards.sandbox.warm import CellResult, Sandbox, WarmSandboxes
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _SCHEMA = {
     "type": "function",
@@ -40,6 +40,8 @@ _SCHEMA = {
 }
 _CELL = Path(__file__).parents[1] / "rewards" / "sandbox" / "cell.py"
 _MOST_CODE = 2**18
+# Statuses of a program's run that have other names for a cell's.
+_STATUSES = {"runtime_error": "error", "output_limit": "flood", "disk_limit": "error"}
 
 
 class PythonTool(Tool):
@@ -50,15 +52,12 @@ class PythonTool(Tool):
     warm sandboxes.
 
     Args:
-        provider: Runs the code.
         limits: Limits of each call. A call with more output than ``output_kib`` is ended.
         output_bytes: Most bytes of a call's output; the middle of a longer one is left out.
         session: Keep the names of a sample's earlier calls, each of which has its own limits.
         ahead: Warm sandboxes that are kept ready.
         most: Most warm sandboxes at a time. With more sessions, those that were not used for
             longest lose theirs; their next call first repeats the earlier ones.
-        preload: Packages that warm sandboxes import ahead, if they are installed.
-        retries: Further attempts if a sandbox fails.
     """
 
     name = "python"
@@ -73,24 +72,14 @@ class PythonTool(Tool):
         session: bool = False,
         ahead: int = 4,
         most: int = 256,
-        preload: tuple[str, ...] = PRELOAD,
-        retries: int = 2,
     ) -> None:
         self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
-        self._retries = retries
         self.has_state = session
         self.pool: WarmSandboxes | None = None
         reason = "the provider is not the local one"
         if isinstance(provider, LocalProvider):
             try:
-                self.pool = WarmSandboxes(
-                    provider,
-                    limits,
-                    output_bytes=output_bytes,
-                    ahead=ahead,
-                    most=most,
-                    preload=preload,
-                )
+                self.pool = WarmSandboxes(provider, limits, ahead=ahead, most=most)
                 self._owners = _Owners(self.pool, most)
                 with self.pool.one():  # one that works
                     return
@@ -107,72 +96,39 @@ class PythonTool(Tool):
             )
 
     def begin(self) -> ToolSession:
-        return _Kept(self, self._owners) if self.has_state else _Stateless(self)
+        return _Session(self, self._owners if self.has_state else None)
 
     def run(self, code: str) -> ToolResult:
-        """Run code in a new session."""
-        if self.pool is None:
-            return self._run_cold(code)
-        pool = self.pool
-
-        def attempt() -> CellResult:
-            with pool.one() as sandbox:
-                return sandbox.run(code)
-
-        return self.result(self.retry(attempt))
-
-    def retry(self, attempt: Callable[[], T]) -> T:
-        """Call ``attempt`` until it raises no ProviderError. Raises InfrastructureError: all
-        attempts failed."""
-        for left in range(self._retries, -1, -1):
-            try:
-                return attempt()
-            except ProviderError as error:
-                if left == 0:
-                    raise InfrastructureError(f"python: {error}") from error
-        raise AssertionError
-
-    def result(self, found: CellResult) -> ToolResult:
-        """The result of a call in a warm sandbox."""
-        text = join_ends(found.head, found.tail, found.total)
-        return self._result(found.status, text, found.exit_code, found.seconds)
-
-    def _run_cold(self, code: str) -> ToolResult:
+        """Run code in a new session. Raises ProviderError: nothing is known about it."""
+        if self.pool is not None:
+            with self.pool.one() as sandbox:
+                return self.result(sandbox.run(code))
         source, file = _CELL.read_text(encoding="utf-8"), "code_of_the_model.py"
         program = Program("python", source, (file,), {file: code})
-
-        def attempt() -> Execution:
-            with self._provider.prepare(program, self._limits) as prepared:
-                return prepared.run()
-
-        found = self.retry(attempt)
-        output = (found.stdout + found.stderr).encode("utf-8", "replace")
-        status = {"runtime_error": "error", "output_limit": "flood", "disk_limit": "error"}.get(
-            found.status, found.status
-        )
-        exit_code = found.exit_code or 0
+        with self._provider.prepare(program, self._limits) as prepared:
+            found = prepared.run()
+        exit_code, status = found.exit_code or 0, _STATUSES.get(found.status, found.status)
         if status == "error" and exit_code == MEMORY:
             status = "memory"
-        return self._result(status, cut_bytes(output, self._output_bytes), exit_code, found.seconds)
+        output = (found.stdout + found.stderr).encode("utf-8", "replace")
+        return self.result(CellResult(status, output, exit_code, found.seconds))
 
-    def _result(self, said: str, text: str, exit_code: int, seconds: float) -> ToolResult:
-        status: CallStatus = "error"
-        limits, note = self._limits, ""
-        if said == "timeout":
-            status, note = "timeout", f"Stopped: the code ran for more than {limits.wall_s:g} s."
-        elif said == "memory":
-            status = "memory"
-            note = f"Stopped: the code needed more than {limits.memory_mib} MiB of memory."
-        elif said == "flood":
-            note = f"Stopped: the code printed more than {limits.output_kib} KiB."
-        elif said == "ok":
-            status = "ok"
-        elif exit_code < 0:
+    def result(self, found: CellResult) -> ToolResult:
+        """The result of a call."""
+        limits, exit_code = self._limits, found.exit_code
+        note = {
+            "timeout": f"Stopped: the code ran for more than {limits.wall_s:g} s.",
+            "memory": f"Stopped: the code needed more than {limits.memory_mib} MiB of memory.",
+            "flood": f"Stopped: the code printed more than {limits.output_kib} KiB.",
+        }.get(found.status, "")
+        if found.status == "error" and exit_code < 0:
             note = f"The process was ended by {signal.Signals(-exit_code).name}."
-        elif exit_code not in (OK, ERROR):
+        elif found.status == "error" and exit_code not in (OK, ERROR):
             note = f"The process ended with exit code {exit_code}."
+        status = "error" if found.status == "flood" else cast(CallStatus, found.status)
+        text = cut_bytes(found.output, self._output_bytes)
         glue = "\n" if note and text and not text.endswith("\n") else ""
-        return ToolResult(self.name, f"{text}{glue}{note}", status, seconds)
+        return ToolResult(self.name, f"{text}{glue}{note}", status, found.seconds)
 
     def close(self) -> None:
         if self.pool is not None:
@@ -180,65 +136,43 @@ class PythonTool(Tool):
         self._provider.close()
 
 
-def _code_of(arguments: Mapping[str, Any]) -> str | ToolResult:
-    code = arguments.get("code")
-    if not isinstance(code, str) or len(arguments) > 1:
-        text = "The tool python takes one argument: code, a text."
-        return ToolResult("python", text, "error")
-    if len(code) > _MOST_CODE:
-        return ToolResult("python", f"The code is longer than {_MOST_CODE} characters.", "refused")
-    return code
+class _Session(ToolSession):
+    """A sample's calls. With ``owners``, the names of earlier calls stay in a sandbox until another
+    session needs it or it is lost; then the next call first repeats them in another one."""
 
-
-class _Stateless(ToolSession):
-    def __init__(self, tool: PythonTool) -> None:
-        self._tool = tool
-
-    def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        code = _code_of(arguments)
-        return self._tool.run(code) if isinstance(code, str) else code
-
-
-class _Kept(ToolSession):
-    """A sample's session: the names of its calls stay in a sandbox, until another session needs
-    that or it is lost. Then the next call first repeats the earlier ones in another sandbox."""
-
-    def __init__(self, tool: PythonTool, owners: _Owners) -> None:
+    def __init__(self, tool: PythonTool, owners: _Owners | None) -> None:
         self._tool, self._owners = tool, owners
         self._cells: list[str] = []
+        self.sandbox: Sandbox | None = None  # During a call.
         self.is_closed = False
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        code = _code_of(arguments)
-        if not isinstance(code, str):
-            return code
-        found, is_kept = self._tool.retry(lambda: self._run(code))
-        result = self._tool.result(found)
-        had_names = bool(self._cells)
-        if is_kept:
-            self._cells.append(code)
-            return result
-        self._cells.clear()
-        if not had_names:
-            return result
-        note = "\nThe session has ended: what earlier code defined is lost."
-        return replace(result, text=result.text + note)
-
-    def _run(self, code: str) -> tuple[CellResult, bool]:
-        """The result, and whether the names are kept."""
-        sandbox = self._owners.acquire(self)
-        try:
+        code = arguments.get("code")
+        if not isinstance(code, str) or len(arguments) > 1:
+            text = "The tool python takes one argument: code, a text."
+            return ToolResult("python", text, "error")
+        if len(code) > _MOST_CODE:
+            text = f"The code is longer than {_MOST_CODE} characters."
+            return ToolResult("python", text, "refused")
+        if self._owners is None:
+            return self._tool.run(code)
+        with self._owners.sandbox_of(self) as sandbox:
             for cell in () if sandbox.has_names else self._cells:
                 sandbox.run(cell, keep=True)
                 if not sandbox.has_names:
                     raise ProviderError("a session's earlier calls ended differently this time")
-            return sandbox.run(code, keep=True), sandbox.has_names
-        finally:
-            self._owners.release(self, sandbox)
+            result = self._tool.result(sandbox.run(code, keep=True))
+            if sandbox.has_names:
+                self._cells.append(code)
+            elif self._cells:
+                self._cells.clear()
+                note = "\nThe session has ended: what earlier code defined is lost."
+                result = replace(result, text=result.text + note)
+        return result
 
     def close(self) -> None:
-        self.is_closed = True
-        self._owners.drop(self)
+        if self._owners is not None:
+            self._owners.drop(self)
 
 
 class _Owners:
@@ -247,53 +181,44 @@ class _Owners:
     def __init__(self, pool: WarmSandboxes, most: int) -> None:
         self._pool, self._most = pool, most
         self._lock = threading.Lock()
-        self._in_call: dict[_Kept, Sandbox | None] = {}
-        self._between_calls: dict[_Kept, Sandbox] = {}  # the one used last comes last
+        self._calls = 0  # running
+        self._between_calls: dict[_Session, Sandbox] = {}  # the one used last comes last
 
-    def acquire(self, session: _Kept) -> Sandbox:
+    @contextmanager
+    def sandbox_of(self, session: _Session) -> Iterator[Sandbox]:
         """A session's sandbox for a call, or one without names if it has none. Raises
         ProviderError: none can be started, or the session is closed."""
-        taken = None
+        taken, others, keeps = None, self._between_calls, False
         with self._lock:
-            if session.is_closed:  # Between two calls of a turn.
-                raise ProviderError("the session was closed")
-            own = self._between_calls.pop(session, None)
-            others = self._between_calls
-            if own is None and others and len(self._in_call) + len(others) >= self._most:
+            sandbox = others.pop(session, None)
+            if sandbox is None and others and self._calls + len(others) >= self._most:
                 taken = others.pop(next(iter(others)))
-            self._in_call[session] = own
-        if taken is not None:
-            self._pool.give_back(taken)
-        if own is not None:
-            return own
+            self._calls += 1
         try:
-            found = self._pool.take()
-        except ProviderError:
-            self.drop(session)
-            raise
-        with self._lock:
-            if session in self._in_call:
-                self._in_call[session] = found
-                return found
-        self._pool.give_back(found)
-        raise ProviderError("the session was closed")
+            if taken is not None:
+                self._pool.give_back(taken)
+            session.sandbox = sandbox = sandbox or self._pool.take()
+            if session.is_closed:  # Between two calls of a turn, or meanwhile.
+                raise ProviderError("the session was closed")
+            yield sandbox
+        finally:
+            with self._lock:
+                # It stays the session's, unless its names are lost or others wait.
+                if sandbox is not None and sandbox.has_names and not session.is_closed:
+                    keeps = self._calls + len(others) <= self._most
+                if sandbox is not None and keeps:
+                    others[session] = sandbox
+                session.sandbox = None
+                self._calls -= 1
+            if sandbox is not None and not keeps:
+                self._pool.give_back(sandbox)
 
-    def release(self, session: _Kept, sandbox: Sandbox) -> None:
-        """End a call: the sandbox stays the session's, unless its names are lost or others wait."""
-        with self._lock:
-            is_open = session in self._in_call
-            waits = len(self._in_call) + len(self._between_calls) > self._most
-            self._in_call.pop(session, None)
-            if is_open and sandbox.has_names and not waits:
-                self._between_calls[session] = sandbox
-                return
-        self._pool.give_back(sandbox)
-
-    def drop(self, session: _Kept) -> None:
+    def drop(self, session: _Session) -> None:
         """End a session; a call that is running fails."""
         with self._lock:
-            idle, used = self._between_calls.pop(session, None), self._in_call.pop(session, None)
+            session.is_closed = True
+            idle = self._between_calls.pop(session, None)
+            if session.sandbox is not None:
+                session.sandbox.close()
         if idle is not None:
             self._pool.give_back(idle)
-        if used is not None:
-            used.close()

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Callable
+
+_NOTE = "\n[... the middle of the output was left out ...]\n"
 
 
 def cut_bytes(output: bytes, limit: int) -> str:
-    """The output as text; of a longer one than ``limit`` bytes the middle is left out."""
+    """The output as text, with invalid UTF-8 replaced; of a longer one than ``limit`` bytes the
+    middle is left out."""
     if len(output) <= limit:
-        return join_ends(output, b"", len(output))
+        return output.decode("utf-8", "replace")
     half = limit // 2
-    return join_ends(output[:half], output[-half:], len(output))
-
-
-def join_ends(head: bytes, tail: bytes, total: int) -> str:
-    """The first and the last bytes of ``total`` as text; invalid UTF-8 is replaced."""
-    missing = total - len(head) - len(tail)
-    if missing <= 0:
-        return (head + tail).decode("utf-8", "replace")
     # Characters that were cut in two are dropped.
-    first = codecs.getincrementaldecoder("utf-8")("replace").decode(head)
+    first = codecs.getincrementaldecoder("utf-8")("replace").decode(output[:half])
+    tail = output[len(output) - half :]
     begin = next((i for i, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
     last = tail[begin:].decode("utf-8", "replace")
-    return f"{first}\n[... {missing} bytes left out ...]\n{last}"
+    return f"{first}\n[... {len(output) - 2 * half} bytes left out ...]\n{last}"
+
+
+def cut_tokens(text: str, most: int, encode: Callable[[str], list[int]]) -> str:
+    """A text of at most ``most`` tokens; the middle of a longer one is left out."""
+    kept, shown = len(text), text
+    while (length := len(encode(shown))) > most and kept > 0:
+        kept = min(kept - 1, int(kept * most / length))
+        half = kept // 2
+        shown = f"{text[: kept - half]}{_NOTE}{text[len(text) - half :]}"
+    return shown

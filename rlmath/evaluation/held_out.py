@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlmath.checks.prompt_style import expects_request
 from rlmath.config.benchmarks import BENCHMARKS, Benchmark, benchmarks_of
 from rlmath.config.schema import Config
-from rlmath.data import problems_of
+from rlmath.data import load_problems
 from rlmath.data.files import Row, read_rows
 from rlmath.data.source_stream import row_of
 from rlmath.environments.chosen import prompt_tokenizer
@@ -43,11 +43,11 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
     uses_tools = any(one.tools for one in benchmarks)
     with_tools = prompt_tokenizer(config, tokenizer) if uses_tools else tokenizer
     for benchmark in benchmarks:
-        problems, report = problems_of(
-            rows_of(benchmark),
+        problems, report = load_problems(
             benchmark.paths or (benchmark.name,),
             benchmark.data,
             with_tools if benchmark.tools else tokenizer,
+            rows=rows_of(benchmark),
             limit=benchmark.max_problems,
             graded=reads_golds(config.reward),
             needs_box=expects_request(config),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rlmath.monitor.files import finite, replacing
 RESULTS_FILE = "results.json"
 TABLE_FILE = "results.md"
 PLOT_FILE = "results.png"
+_HEAD = "benchmark, problems, n, avg@n, pass@n, maj@n, truncated, no answer, ungraded, tokens"
 
 
 def read_results(folder: Path) -> dict[str, Any]:
@@ -35,35 +36,16 @@ def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, A
 
 def table(entries: Mapping[str, Mapping[str, Any]]) -> str:
     """A Markdown table with a row per benchmark; shares in percent, with one standard error."""
-    head = (
-        "benchmark",
-        "problems",
-        "n",
-        "avg@n",
-        "pass@n",
-        "maj@n",
-        "truncated",
-        "no answer",
-        "ungraded",
-        "tokens",
-    )
-    rows = [head, *(_row(name, entry) for name, entry in entries.items())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "| "
-        + " | ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        + " |"
-        for row in rows
-    ]
-    rule = (
-        "|"
-        + "|".join("-" * (w + 2) if i == 0 else "-" * (w + 1) + ":" for i, w in enumerate(widths))
-        + "|"
-    )
-    return "\n".join([lines[0], rule, *lines[1:]])
+    head = _HEAD.split(", ")
+    rows = [_row(name, entry) for name, entry in entries.items()]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        first, *others = zip(row, widths, strict=True)
+        return f"| {' | '.join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in others)])} |"
+
+    rule = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+    return "\n".join([line(head), f"|{'|'.join(rule)}|", *map(line, rows)])
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:

@@ -27,8 +27,7 @@ def count_votes(samples: Sequence[GradedSample]) -> Votes:
     (``1/2`` and ``0.5``, ``(1,2)`` and ``( 1, 2 )``). Answers that only SymPy could equate count as
     different, which can only split the votes of wrong answers.
     """
-    settings = GradingSettings()
-    comparer = Comparer(settings)
+    comparer = Comparer(GradingSettings())
     correct = silent = 0
     classes: list[tuple[Answer, int]] = []
     by_text: dict[str, int] = {}
@@ -41,7 +40,7 @@ def count_votes(samples: Sequence[GradedSample]) -> Votes:
             continue
         at = by_text.get(graded.answer)
         if at is None:
-            answer = read(graded.answer, settings)
+            answer = read(graded.answer)
             at = next(
                 (i for i, (other, _) in enumerate(classes) if comparer.same(answer, other) is True),
                 len(classes),

@@ -17,7 +17,6 @@ from rlmath.grading.parameters import congruences, take_declarations
 from rlmath.grading.parser import Parser
 from rlmath.grading.prose import unwrap
 from rlmath.grading.quantities_in_other_languages import in_english
-from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError, words
 from rlmath.grading.unicode import to_latex, unescape
 
@@ -40,6 +39,7 @@ _VOWEL = re.compile("[aeiou]")
 _ALPHABET = frozenset(
     map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
 )
+_MAX_CHARS = 8_000  # a longer answer is compared as a string only
 _MAX_LISTED = 8  # values of an accepted answer that may come in as many boxes
 _ARTICLES = frozenset(("a", "an", "the"))
 _INDEX = "k index"  # of a residue class; no written name has a space
@@ -81,7 +81,7 @@ class Answer:
         return bool(self.letter) and not self.rest
 
 
-def read(text: str, settings: GradingSettings) -> Answer:
+def read(text: str) -> Answer:
     """Parse one answer. Accepts any string, in time linear in its length, and never raises."""
     if _BARE_INTEGER.fullmatch(text):
         value = int(text)
@@ -89,8 +89,8 @@ def read(text: str, settings: GradingSettings) -> Answer:
             text, str(value), ("n", value) if value >= 0 else ("neg", ("n", -value)), text
         )
     stripped = text.strip()
-    if len(stripped) > settings.max_answer_chars:
-        return _unread(stripped, "longer than max_answer_chars")
+    if len(stripped) > _MAX_CHARS:
+        return _unread(stripped, f"longer than {_MAX_CHARS:,} characters")
     latex = in_english(usual(to_latex(unescape(stripped)).strip("* ")))
     latex = _POSSESSIVE.sub("s", plain_numbers(latex))
     problem = _find_malformed(latex)
@@ -98,9 +98,9 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if prefix is not None and prefix.end() < len(latex):
         latex = latex[prefix.end() :]
     try:
-        tokens = lex(latex, settings.max_tokens)
+        tokens = lex(latex)
     except TooLong:
-        return _unread(stripped, "more tokens than max_tokens")
+        return _unread(stripped, "too many tokens")
     while tokens and tokens[-1].kind == "op" and tokens[-1].value in _ENDING:
         tokens.pop()
     del tokens[: _announcement(tokens)]
@@ -115,9 +115,9 @@ def read(text: str, settings: GradingSettings) -> Answer:
     letter, rest, options = read_options(latex)
     if not tokens:
         return Answer(stripped, key, ("text", ""), words, problem=problem or "nothing to compare")
-    node, parameters = _family(tokens, settings)
+    node, parameters = _family(tokens)
     if node is None:
-        node = _tree(unwrap(list(tokens)), words, settings)
+        node = _tree(unwrap(list(tokens)), words)
     return Answer(
         stripped, key, node, words, letter, rest, prose, problem, options, tuple(parameters)
     )
@@ -139,7 +139,7 @@ def _announcement(tokens: list[Token]) -> int:
     return 0
 
 
-def is_answer(text: str, settings: GradingSettings) -> bool:
+def is_answer(text: str) -> bool:
     """Whether a text is a complete answer and not a sentence: a formula, number or option letter.
 
     Words are not allowed, except names of functions and up to three at the end (`42 red apples`).
@@ -154,7 +154,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
     words = (chunk.strip(".,;:()!?") for chunk in chunks)
     if any(len(w) > 1 and w.isalpha() and w not in _FORMULA_WORDS for w in words):
         return False
-    answer = read(text, settings)
+    answer = read(text)
     return answer.node[0] not in ("text", "blank") or bool(answer.letter or answer.options)
 
 
@@ -227,16 +227,14 @@ def _is_prose(tokens: list[Token]) -> bool:
     )
 
 
-def _family(
-    tokens: list[Token], settings: GradingSettings
-) -> tuple[Node | None, list[tuple[str, str]]]:
+def _family(tokens: list[Token]) -> tuple[Node | None, list[tuple[str, str]]]:
     """Tree and parameters of an answer that declares parameters; (None, []) for any other."""
     residues = congruences(tokens)
     try:
         if residues is not None:
             items = []
             for head, modulus in residues:
-                label, values = list_items(Parser(head, settings.max_depth).parse())
+                label, values = list_items(Parser(head).parse())
                 step: Node = ("*", (("n", modulus), ("s", _INDEX)))
                 classes: list[Node] = [("+", (value, step)) for value in values]
                 items += [c if label is None else ("rel", ("=",), (label, c)) for c in classes]
@@ -245,13 +243,13 @@ def _family(
         head, declarations = take_declarations(tokens)
         if declarations:
             names = [(name, d.domain) for d in declarations for name in d.names]
-            return Parser(unwrap(list(head)), settings.max_depth).parse(), names
+            return Parser(unwrap(list(head))).parse(), names
     except (ParseError, RecursionError):
         pass
     return None, []
 
 
-def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
+def _tree(tokens: list[Token], words: str) -> Node:
     if _is_lone_name(tokens):
         return ("text", tokens[0].value)
     if any(t.value == "'" and u in _ENDS_OF_NEGATION for t, u in itertools.pairwise(tokens)):
@@ -259,6 +257,6 @@ def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
     if _is_prose(tokens):
         return ("s", "domain_R") if words in _ALL_REALS else ("text", words)
     try:
-        return Parser(tokens, settings.max_depth).parse()
+        return Parser(tokens).parse()
     except (ParseError, RecursionError):
         return ("text", words)

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlmath.grading.syntax import Node, Rational
 
+_MAX_EXACT_BITS = 20_000  # of an integer that is computed exactly
 _MAX_APPROXIMATE_BITS = 8_000  # of an exact number in an approximate computation
 _MAX_FACTORIAL = 3_000
 
@@ -62,9 +63,11 @@ _OF_ONE_NUMBER: dict[str, Any] = {"abs": abs, "floor": math.floor, "ceil": math.
 class Exact:
     """Rational arithmetic with a limit on the size of every intermediate number."""
 
-    def __init__(self, max_bits: int, values: dict[str, int] | None = None) -> None:
-        self.max_bits = max_bits
+    def __init__(
+        self, values: dict[str, int] | None = None, *, max_bits: int = _MAX_EXACT_BITS
+    ) -> None:
         self.values = values or {}
+        self.max_bits = max_bits
 
     def __call__(self, node: Node) -> Any:
         try:
@@ -177,6 +180,9 @@ class Exact:
         raise Undecidable
 
 
+exact_value = Exact()  # of a constant
+
+
 def _fraction_of_hash(text: str) -> float:
     return (zlib.crc32(text.encode()) % 1_000_003 + 0.5) / 1_000_004
 
@@ -231,7 +237,6 @@ class Approximate(Exact):
     rounding errors.
 
     Args:
-        exact: gives the limit on the size of exact numbers.
         point: number of the test point, see `sample`.
         integers: values of the names, instead of those of the point.
         narrow: names are within (-1, 1), where arcsin and artanh are real.
@@ -241,14 +246,13 @@ class Approximate(Exact):
 
     def __init__(
         self,
-        exact: Exact,
         point: int,
         integers: dict[str, int] | None = None,
         *,
         narrow: bool = False,
         digits: int = 0,
     ) -> None:
-        super().__init__(exact.max_bits, integers)
+        super().__init__(integers)
         self.narrow = narrow
         self.point = point
         self.scale: Any = 0.0
@@ -422,14 +426,14 @@ def residue(node: Node, prime: int) -> int:
         return sum(residue(part, prime) for part in node[1]) % prime
     if kind == "*":
         return math.prod(residue(part, prime) for part in node[1]) % prime
-    if kind == "^" and isinstance(exponent := Exact(_MAX_FACTORIAL)(node[2]), int):
+    if kind == "^" and isinstance(exponent := Exact(max_bits=_MAX_FACTORIAL)(node[2]), int):
         return pow(residue(node[1], prime), exponent, prime)
     raise Undecidable
 
 
-def approximate(exact: Exact, *nodes: Node, point: int = 0, digits: int = 0) -> list[Any] | None:
+def approximate(*nodes: Node, point: int = 0, digits: int = 0) -> list[Any] | None:
     """Values of trees at a test point (see `Approximate`); None if one cannot be computed."""
     try:
-        return [Approximate(exact, point, digits=digits)(node) for node in nodes]
+        return [Approximate(point, digits=digits)(node) for node in nodes]
     except (Undecidable, RecursionError):
         return None

@@ -93,7 +93,7 @@ class Cases(Quantities):
 
     def apart(self, tokens: list[Token]) -> Node:
         """The tree of these tokens, parsed separately."""
-        inner = type(self)(list(tokens), self.max_depth)
+        inner = type(self)(list(tokens))
         inner.depth = self.depth + 1
         node = inner.items()
         if inner.position < inner.size:

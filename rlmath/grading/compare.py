@@ -98,7 +98,7 @@ class Comparer(QuantityComparer):
         if answer.letter and gold.letter:
             same = answer.letter == gold.letter
             if same and answer.rest and gold.rest:
-                return self.same(read(answer.rest, self.settings), read(gold.rest, self.settings))
+                return self.same(read(answer.rest), read(gold.rest))
             if same and answer.rest:
                 another = names_another(answer.rest, gold.letter)
                 return False if another else self.option_texts(answer.rest, "")
@@ -106,9 +106,9 @@ class Comparer(QuantityComparer):
                 return same
             return False if answer.rest else same or None
         if gold.letter and gold.rest:
-            return self.same(answer, read(gold.rest, self.settings))
+            return self.same(answer, read(gold.rest))
         if answer.letter and answer.rest:
-            return self.same(read(answer.rest, self.settings), gold)
+            return self.same(read(answer.rest), gold)
         made = _is_made_of(answer.node, choice=task == "multiple_choice")
         return False if gold.plain_letter and answer.node != gold.node and made else None
 
@@ -128,8 +128,8 @@ class Comparer(QuantityComparer):
     def option_texts(self, answer: str, gold: str) -> Verdict:
         """Whether the texts after a letter are equal; an empty text matches."""
         if answer and gold:
-            return self.same(read(answer, self.settings), read(gold, self.settings))
-        added = read(answer, self.settings)
+            return self.same(read(answer), read(gold))
+        added = read(answer)
         return (
             not answer
             or added.node[0] != "text"

@@ -6,13 +6,14 @@ import json
 import threading
 from pathlib import Path
 
+_MAX_LINES = 1_000
+
 
 class DisagreementFile:
-    """Appends up to `max_lines` JSON lines. Thread-safe."""
+    """Appends up to 1,000 JSON lines. Thread-safe."""
 
-    def __init__(self, path: str, max_lines: int) -> None:
+    def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self.max_lines = max_lines
         self.write = 0
         self._lock = threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -21,7 +22,7 @@ class DisagreementFile:
         """Record one pair on which the layers disagree."""
         line = {"answer": answer, "gold": gold, "fast": fast, "sympy": sympy, "method": method}
         with self._lock:
-            if self.write >= self.max_lines:
+            if self.write >= _MAX_LINES:
                 return
             self.write += 1
             with self.path.open("a", encoding="utf-8") as file:

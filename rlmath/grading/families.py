@@ -72,7 +72,7 @@ class FamilyComparer(RelationComparer):
             if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
                 return None
             at = [replace(item, ("s", name), rational(j)) for j in _PROBED]
-            values = approximate(self.exact, *at)
+            values = approximate(*at)
             if values is None:
                 return None
             step = values[1] - values[0]
@@ -125,7 +125,7 @@ class FamilyComparer(RelationComparer):
         return self.nodes(a, ("+", (g, ("*", (rational(nearest), period))))) is True
 
     def real(self, node: Node) -> float:
-        return Approximate(self.exact, 0)(node).real
+        return Approximate(0)(node).real
 
 
 def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:

@@ -72,10 +72,10 @@ def kind_of(answer: Answer) -> str:
     return _KINDS.get(kind, "expression")
 
 
-def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[Answer, GoldReport]:
+def inspect(gold: str, task: str = "math") -> tuple[Answer, GoldReport]:
     """Parse an accepted answer and check that it can be used."""
     text, boxes = accepted_part(gold) if isinstance(gold, str) else ("", 1)
-    answer = dataclasses.replace(read(text, settings), boxes=max(boxes, 1))
+    answer = dataclasses.replace(read(text), boxes=max(boxes, 1))
     problem: str | None = answer.problem or None
     if not isinstance(gold, str):
         problem = f"a gold answer must be a string, not {type(gold).__name__}"
@@ -85,7 +85,7 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
         problem = "it stands for a missing answer"
     elif not boxes:
         problem = "it holds several boxes; which of them is the answer?"
-    elif problem is None and not _equals_itself(answer, text, settings, task):
+    elif problem is None and not _equals_itself(answer, text, task):
         problem = "it does not equal itself"
     report = GoldReport(
         gold, text or None, "bad" if problem else kind_of(answer), problem is None, problem
@@ -93,9 +93,9 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
     return answer, report
 
 
-def _equals_itself(answer: Answer, text: str, settings: GradingSettings, task: str) -> bool:
+def _equals_itself(answer: Answer, text: str, task: str) -> bool:
     """Whether a response that boxes the accepted answer would be correct."""
     found = extract(f"\\boxed{{{text}}}", Fallback.none).text
     if not found or (answer.node[0] == "text" and not answer.words):
         return False
-    return Comparer(settings).same(read(found, settings), answer, task) is True
+    return Comparer(GradingSettings()).same(read(found), answer, task) is True

@@ -87,9 +87,7 @@ class MathGrader:
         self._pool_pid = 0
         self._closed = False
         path = self.settings.disagreement_path
-        self._disagreements = (
-            DisagreementFile(path, self.settings.max_disagreements) if path else None
-        )
+        self._disagreements = DisagreementFile(path) if path else None
         self._random = random.Random(0)
 
     def __enter__(self) -> MathGrader:
@@ -187,7 +185,7 @@ class MathGrader:
             boxes=max(gold.boxes for gold in usable.values()),
             ordered=any(g.boxes > 1 and g.text.startswith("(") for g in usable.values()),
             items=max(gold.items for gold in usable.values()),
-            is_answer=lambda text: is_answer(text, self.settings),
+            is_answer=is_answer,
         )
         request.text, request.untabled = found.text, found.untabled
         if not found.text:
@@ -199,7 +197,7 @@ class MathGrader:
         for raw, gold in usable.items():
             outcome = self._cache.get((found.text, raw, request.task))
             if outcome is None:
-                answer = answer or read(found.text, self.settings)
+                answer = answer or read(found.text)
                 outcome = self._compare(answer, gold, (found.text, raw, request.task))
             if outcome is None:
                 pending.append(raw)
@@ -348,11 +346,11 @@ class MathGrader:
 
     def _gold(self, gold: str, task: str) -> tuple[Answer, GoldReport]:
         if not isinstance(gold, str):
-            return inspect(gold, self.settings, task)  # a bad gold, and perhaps no key
+            return inspect(gold, task)  # a bad gold, and perhaps no key
         key = (gold, task)
         known = self._golds.get(key)
         if known is None:
-            known = inspect(gold, self.settings, task)
+            known = inspect(gold, task)
             if self.settings.cache_size and len(gold) <= _MAX_KEY_CHARS:
                 _store(self._golds, key, known, self.settings.cache_size)
         return known
@@ -447,8 +445,6 @@ def grade(response: str, gold: Gold, *, task: str = "math") -> Grade:
     return default_grader().grade_one(response, gold, task=task)
 
 
-def check_gold(
-    gold: str, task: str = "math", settings: GradingSettings | None = None
-) -> GoldReport:
+def check_gold(gold: str, task: str = "math") -> GoldReport:
     """Read and classify an accepted answer when data is loaded, and say if it cannot be used."""
-    return inspect(gold, settings or GradingSettings(), task)[1]
+    return inspect(gold, task)[1]

@@ -35,7 +35,7 @@ END = Token("end of answer", "", True)
 
 
 class TooLong(Exception):
-    """The answer has more tokens than the settings allow."""
+    """The answer has too many tokens."""
 
 
 _SKIPPED = words(
@@ -96,21 +96,21 @@ _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
 _GROUPING = re.compile(r"\{,\}|\\[!,;: ]| ")
 _LAYOUT = re.compile(r"~|\\[, ]")
 _WORD_STYLES = ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
+_MAX_TOKENS = 2_000
 _ORDINALS = words("st nd rd th")
 _WORDY = re.compile(r"[^\W\d_]")
 
 
-def lex(text: str, max_tokens: int) -> list[Token]:
+def lex(text: str) -> list[Token]:
     """Tokens of `text`, without typographic characters (call `unicode.to_latex` first). Raises
-    TooLong: there are more than `max_tokens`."""
-    lexer = _Lexer(max_tokens)
+    TooLong: there are more than 2,000."""
+    lexer = _Lexer()
     lexer.read(text, 0)
     return lexer.tokens
 
 
 class _Lexer:
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+    def __init__(self) -> None:
         self.tokens: list[Token] = []
 
     def add(self, kind: str, value: str, spaced: bool) -> None:
@@ -127,7 +127,7 @@ class _Lexer:
             if kind == "space":
                 spaced = True
                 continue
-            if len(self.tokens) >= self.max_tokens:
+            if len(self.tokens) >= _MAX_TOKENS:
                 raise TooLong
             if kind == "group":
                 self.add("num", value.replace(" ", ""), spaced)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlmath.grading.lexer import Token
-from rlmath.grading.settings import GradingSettings
 from rlmath.grading.stream import TokenStream
-from rlmath.grading.syntax import BASE_NAMES, Node, ParseError
+from rlmath.grading.syntax import BASE_NAMES, MIN_SIGNIFICANT_DIGITS, Node, ParseError
 
 _MAX_DIGITS = 4_000
-_ROUNDED_DIGITS = GradingSettings().min_significant_digits
 _MAX_EXPONENT = 400  # above it, 1e999 stays a power
 
 
@@ -63,7 +61,7 @@ def with_dots(text: str) -> Node:
             while start >= size and part[start - size : start] == block:
                 start -= size
             return repeating(f"{head}.{part[:start]}", block)
-    if len((head + part).lstrip("0")) < _ROUNDED_DIGITS:
+    if len((head + part).lstrip("0")) < MIN_SIGNIFICANT_DIGITS:
         raise ParseError("too few digits before the dots")  # 0.25… is some number near it
     return number(text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rlmath.grading.factors import Factors, on_unit_circle
 from rlmath.grading.lexer import Token
+from rlmath.grading.stream import MAX_DEPTH
 from rlmath.grading.syntax import MULTIPLIERS, RELATIONS, ZERO, Node, ParseError, is_numeric, times
 
 
@@ -33,7 +34,7 @@ class Parser(Factors):
         node = self.items()
         if self.position < self.size:
             raise ParseError("tokens left over")
-        if height(node) > 2 * self.max_depth:
+        if height(node) > 2 * MAX_DEPTH:
             raise ParseError("nested too deeply")
         return node
 

@@ -40,7 +40,7 @@ class PiecewiseComparer(FamilyComparer):
         others = [c for _, c in rows[1] if not _is_else(c)]
         if len(others) == 1 and self.opposite(others[0], stated):
             return self.nodes(expression, other)
-        rest, stated_set = complement_of(others, self.exact), real_set(stated, self.exact)
+        rest, stated_set = complement_of(others), real_set(stated)
         if rest is None or stated_set is None:
             return False
         same = self.pieces(rest.pieces, stated_set.pieces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlmath.grading import units, wording
+from rlmath.grading.arith import exact_value
 from rlmath.grading.list_comparer import ListComparer
 from rlmath.grading.options import CHOICES
 from rlmath.grading.scalars import SCALARS, Verdict
@@ -75,9 +76,7 @@ class QuantityComparer(ListComparer):
         if plain[0] not in SCALARS:
             return self.nodes(a, plain) if g[0] == "pct" and plain is not a else False
         verdict = self.scalars(_scale(percent, Fraction(1, 100)), plain)
-        if verdict is True or not self.settings.percent_either_way:
-            return verdict
-        if not is_numeric(percent):
+        if verdict is True or not is_numeric(percent):
             return verdict
         whole = self.scalars(percent, plain)
         return whole if whole is not False else verdict
@@ -88,11 +87,11 @@ class QuantityComparer(ListComparer):
             if a[0] == g[0]:
                 return bool(a[1:] == g[1:])
             based, other = (a, g) if a[0] == "base" else (g, a)
-            return based[2] == 10 and self.exact(other) == int(based[1])
+            return based[2] == 10 and exact_value(other) == int(based[1])
         if a[0] == "clock" and g[0] == "clock":
             return self.clocks(a, g)
         if a[0] == "ratio" and g[0] == "ratio":
-            x, y = [self.exact(p) for p in a[1]], [self.exact(p) for p in g[1]]
+            x, y = [exact_value(p) for p in a[1]], [exact_value(p) for p in g[1]]
             if len(x) != len(y) or None in x or None in y:
                 return self.each(a[1], g[1])
             return any(x) and all(p * y[0] == q * x[0] for p, q in zip(x, y, strict=True))

@@ -21,7 +21,7 @@ class RelationComparer(ScalarComparer):
 
     def same_real_set(self, a: Node, g: Node) -> Verdict:
         """Subsets of the real line: intervals, unions, inequalities. None if either is not one."""
-        one, two = real_set(a, self.exact), real_set(g, self.exact)
+        one, two = real_set(a), real_set(g)
         if one is None or two is None:
             return None
         if one.variable and two.variable and one.variable != two.variable:
@@ -134,7 +134,7 @@ class RelationComparer(ScalarComparer):
         return any(self.roughly(exact, rounded, tolerance, point) is False for point in range(3))
 
     def roughly(self, a: Node, b: Node, tolerance: float = 0.01, point: int = 0) -> Verdict:
-        values = approximate(self.exact, unwrap(a), unwrap(b), point=point)
+        values = approximate(unwrap(a), unwrap(b), point=point)
         return None if values is None else _is_near(values[0], values[1], tolerance)
 
     def equations(self, a: Node, g: Node) -> Verdict:
@@ -147,7 +147,7 @@ class RelationComparer(ScalarComparer):
         pinned_a = value_a and is_constant(value_a) and label_a
         pinned_g = value_g and is_constant(value_g) and label_g
         if label_a and value_a and pinned_a and not pinned_g:
-            root = linear_root(g, label_a, self.exact)
+            root = linear_root(g, label_a)
             return False if root is None else self.nodes(value_a, root)  # x = 3 for x - 3 = 0
         if pinned_a or pinned_g:
             return False  # x = 5 is not 2x = 10: it says more
@@ -158,7 +158,7 @@ class RelationComparer(ScalarComparer):
         for digits, tolerance in ((0, 1e-8), (60, 1e-40)):
             ratios = []
             for point in range(3):
-                values = approximate(self.exact, a, g, point=point, digits=digits)
+                values = approximate(a, g, point=point, digits=digits)
                 if values is not None and min(map(abs, values)) >= 1e-9:
                     ratios.append(values[0] / values[1])
             if not all(_is_near(ratio, ratios[0], tolerance) for ratio in ratios):
@@ -176,7 +176,7 @@ class RelationComparer(ScalarComparer):
             if TURNED[a[1][0]] != g[1][0]:
                 return False
             one = ("neg", one)
-        values = approximate(self.exact, one, two)
+        values = approximate(one, two)
         if values is None:
             return None
         positive = values[1] and (values[0] / values[1]).real > 0

@@ -13,12 +13,14 @@ from rlmath.grading.arith import (
     Undecidable,
     approximate,
     equal_integers,
+    exact_value,
     large_sample,
 )
 from rlmath.grading.listing import every
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import (
     GREEK,
+    MIN_SIGNIFICANT_DIGITS,
     Node,
     Rational,
     holds,
@@ -38,6 +40,7 @@ SCALARS = frozenset(
 _OF_RATIONAL_FUNCTIONS = ("n", "d", "rep", "s", "grouped", "+", "*", "/", "neg", "pct", "^")
 _NARROW = ("arcsin", "arccos", "atanh")  # real between -1 and 1 only
 _EXTREMA = ("max", "min")  # constant on one side of a bound
+_DECIMAL_REL_TOL = 1e-6  # of a decimal to a fraction or an irrational number, inclusive
 _DIGITS, _DIGITS_OF_CONSTANT = 60, 300
 _I: Node = ("k", "i")
 _SMALL_C: Node = ("s", "c")
@@ -128,7 +131,6 @@ class ScalarComparer(ABC):
         self.settings = settings
         self.oracle = oracle
         self.only_oracle = only_oracle
-        self.exact = Exact(settings.max_exact_bits)
         self.last_layer = "exact"
 
     @abstractmethod
@@ -146,7 +148,7 @@ class ScalarComparer(ABC):
         """Equality of two expressions."""
         if a == g:
             return True
-        x, y = self.exact(a), self.exact(g)
+        x, y = exact_value(a), exact_value(g)
         if x is not None and y is not None:
             self.last_layer = "numeric"
             return x == y or self.decimal_match(a, g, x, y)
@@ -170,7 +172,7 @@ class ScalarComparer(ABC):
         return verdict
 
     def decimal_match(self, a: Node, g: Node, x: Rational, y: Rational) -> bool:
-        """A decimal against a fraction: by default six digits, 1e-6 and two in the last digit.
+        """A decimal against a fraction: six digits, 1e-6 and two in the last digit.
 
         `10.3333333333` is 31/3, but no other fraction within 1e-6.
         """
@@ -179,10 +181,10 @@ class ScalarComparer(ABC):
             return False
         digits = first or second or 0
         decimal, other = (x, y) if first is not None else (y, x)
-        if digits < self.settings.min_significant_digits or isinstance(other, int):
+        if digits < MIN_SIGNIFICANT_DIGITS or isinstance(other, int):
             return False
         size = abs(Fraction(other))
-        allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
+        allowed = Fraction(str(_DECIMAL_REL_TOL)) * size
         # Floating-point decimals have 16 digits, and the last ones are noise.
         last_digits = max(2 * last_digit(decimal, digits), size / 10**14)
         return abs(Fraction(x - y)) <= min(allowed, last_digits)
@@ -190,11 +192,11 @@ class ScalarComparer(ABC):
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
         decimal, value, other = (a, x, g) if x is not None else (g, y, a)
         digits = significant_digits(decimal)
-        if digits is None or digits < self.settings.min_significant_digits or value is None:
+        if digits is None or digits < MIN_SIGNIFICANT_DIGITS or value is None:
             return None
         if not is_constant(other):
             return None
-        near = approximate(self.exact, other)
+        near = approximate(other)
         if near is None:
             return None
         if abs(near[0].imag) > 1e-12 * abs(near[0]):
@@ -202,7 +204,7 @@ class ScalarComparer(ABC):
         real = near[0].real
         if abs(real - round(real)) < 1e-11 * abs(near[0]):
             return None  # a whole number in disguise: no tolerance
-        return abs(float(value) - real) <= self.settings.decimal_rel_tol * abs(real) * (1 + 1e-9)
+        return abs(float(value) - real) <= _DECIMAL_REL_TOL * abs(real) * (1 + 1e-9)
 
     def expressions(self, a: Node, g: Node) -> Verdict:
         """Refute by floating point, confirm to many digits; None if neither succeeds."""
@@ -235,7 +237,7 @@ class ScalarComparer(ABC):
         """Compare values at random integers (Schwartz 1980; Zippel 1979); None if too large."""
         for point in range(2):
             values = {name: large_sample(name, point) for name in (*names, "pi")}
-            at = Exact(self.settings.max_exact_bits, values)
+            at = Exact(values)
             x, y = at(a), at(g)
             if x is None or y is None:
                 return None
@@ -245,7 +247,7 @@ class ScalarComparer(ABC):
 
     def differ_at(self, a: Node, g: Node, points: list[dict[str, int]]) -> bool:
         for values in points:
-            first, second = (Approximate(self.exact, 0, values) for _ in range(2))
+            first, second = (Approximate(0, values) for _ in range(2))
             try:
                 x, y = first(a), second(g)
             except (Undecidable, RecursionError):
@@ -257,8 +259,8 @@ class ScalarComparer(ABC):
     def agree_at(self, a: Node, g: Node, point: int, digits: int = 0) -> Verdict:
         """Whether two expressions agree at one point: as floats, or to 3/4 of `digits` digits."""
         narrow = _applies(a, _NARROW) or _applies(g, _NARROW)
-        first = Approximate(self.exact, point, narrow=narrow, digits=digits)
-        second = Approximate(self.exact, point, narrow=narrow, digits=digits)
+        first = Approximate(point, narrow=narrow, digits=digits)
+        second = Approximate(point, narrow=narrow, digits=digits)
         try:
             x, y = first(a), second(g)
         except (Undecidable, RecursionError):

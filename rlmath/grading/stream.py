@@ -7,16 +7,17 @@ from abc import ABC, abstractmethod
 from rlmath.grading.lexer import END, Token
 from rlmath.grading.syntax import Node, ParseError
 
+MAX_DEPTH = 40  # an answer nested more deeply is compared as a string only
+
 
 class TokenStream(ABC):
     """One pass over the tokens of one answer."""
 
-    def __init__(self, tokens: list[Token], max_depth: int) -> None:
+    def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
         self.size = len(tokens)
         self.position = 0
         self.depth = 0
-        self.max_depth = max_depth
         self.bars = 0  # open |…|
         self.integrals = 0  # open integrals, where dx ends an argument
         self.braces = 0  # open sets, where a | means "such that"
@@ -50,7 +51,7 @@ class TokenStream(ABC):
 
     def enter(self) -> None:
         self.depth += 1
-        if self.depth > self.max_depth:
+        if self.depth > MAX_DEPTH:
             raise ParseError("nested too deeply")
 
     def items_to(self, closer: str, kind: str = "op") -> tuple[Node, ...]:

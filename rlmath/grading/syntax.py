@@ -23,6 +23,9 @@ from typing import Any
 
 Rational = int | Fraction
 Node = tuple[Any, ...]
+# A decimal can match a fraction or an irrational number only with at least this many significant
+# digits, unless the two are exactly equal.
+MIN_SIGNIFICANT_DIGITS = 6
 ZERO: Node = ("n", 0)
 ONE: Node = ("n", 1)
 

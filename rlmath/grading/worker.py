@@ -76,7 +76,7 @@ def serve(requests: int, replies: int, settings: GradingSettings) -> None:
             elif settings.verifier is not None:
                 reply = verifiers.verify(settings, job["answer"], job["gold"])
             else:
-                answer, gold = read(job["answer"], settings), read(job["gold"], settings)
+                answer, gold = read(job["answer"]), read(job["gold"])
                 chosen = auditor if job.get("audit") else comparer
                 verdict = chosen.same(answer, gold, job["task"])
                 reply = {"verdict": verdict, "method": chosen.last_layer}

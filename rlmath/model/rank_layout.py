@@ -13,7 +13,7 @@ class ParallelRank:
 
     Attributes:
         tp_rank, tp_size: Tensor parallel.
-        pp_rank, pp_size: Pipeline parallel.
+        pp_rank: Pipeline parallel.
         ep_rank, ep_size: Expert parallel.
         expert_tp_rank, expert_tp_size: Tensor parallel within experts.
         group: Ranks that together have at least one whole model; ``None`` for a single process
@@ -23,7 +23,6 @@ class ParallelRank:
     tp_rank: int = 0
     tp_size: int = 1
     pp_rank: int = 0
-    pp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
     expert_tp_rank: int = 0
@@ -44,7 +43,6 @@ class ParallelRank:
             tp_rank=state.get_tensor_model_parallel_rank(),
             tp_size=tp_size,
             pp_rank=state.get_pipeline_model_parallel_rank(),
-            pp_size=state.get_pipeline_model_parallel_world_size(),
             ep_rank=state.get_expert_model_parallel_rank(),
             ep_size=ep_size,
             expert_tp_rank=state.get_expert_tensor_parallel_rank(),

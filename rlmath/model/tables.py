@@ -10,8 +10,44 @@ import dataclasses
 
 from rlmath.model.family import Entry, HfTensor, Rule, When
 
-_M = "decoder.layers.{layer}."
-_H = "model.layers.{layer}."
+_MEGATRON, _HF = "decoder.layers.{layer}.", "model.layers.{layer}."
+
+
+def _in_layer(
+    megatron: str, *hf: str, rule: Rule = Rule.replicated, when: When = When.always
+) -> Entry:
+    """A parameter of each layer. ``megatron``: its names, separated by spaces. ``hf``: for each
+    tensor, its name and its dimensions, separated by spaces."""
+    tensors = (one.split() for one in hf)
+    return Entry(
+        tuple(_MEGATRON + name for name in megatron.split()),
+        tuple(HfTensor(_HF + name, tuple(dims)) for name, *dims in tensors),
+        rule,
+        when,
+    )
+
+
+def _feed_forward(hf: str, width: str, when: When, first: str, second: str) -> tuple[Entry, Entry]:
+    """Gate and up in Megatron's ``first`` matrix, and down in its ``second``."""
+    gate_and_up = (f"{hf}.{one}_proj.weight {width} hidden" for one in ("gate", "up"))
+    return (
+        _in_layer(first, *gate_and_up, rule=Rule.gate_up, when=when),
+        _in_layer(second, f"{hf}.down_proj.weight hidden {width}", rule=Rule.row, when=when),
+    )
+
+
+def _qkv(kind: str, query: str, key_value: str, when: When = When.always) -> Entry:
+    """Weights or biases of queries, keys and values, with their dimensions."""
+    sizes = {"q": query, "k": key_value, "v": key_value}
+    parts = (f"self_attn.{one}_proj.{kind} {dims}" for one, dims in sizes.items())
+    return _in_layer(f"self_attention.linear_qkv.{kind}", *parts, rule=Rule.qkv, when=when)
+
+
+def _attention(
+    megatron: str, hf: str, rule: Rule = Rule.replicated, when: When = When.always
+) -> Entry:
+    return _in_layer(f"self_attention.{megatron}.weight", f"self_attn.{hf}", rule=rule, when=when)
+
 
 EMBEDDING = (
     Entry(
@@ -22,288 +58,137 @@ EMBEDDING = (
 )
 
 QKV = (
-    Entry(
-        (_M + "self_attention.linear_qkv.weight",),
-        (
-            HfTensor(_H + "self_attn.q_proj.weight", ("query", "hidden")),
-            HfTensor(_H + "self_attn.k_proj.weight", ("key_value", "hidden")),
-            HfTensor(_H + "self_attn.v_proj.weight", ("key_value", "hidden")),
-        ),
-        Rule.qkv,
-    ),
-    Entry(
-        (_M + "self_attention.linear_qkv.bias",),
-        (
-            HfTensor(_H + "self_attn.q_proj.bias", ("query",)),
-            HfTensor(_H + "self_attn.k_proj.bias", ("key_value",)),
-            HfTensor(_H + "self_attn.v_proj.bias", ("key_value",)),
-        ),
-        Rule.qkv,
-        When.qkv_bias,
-    ),
-)
-ATTENTION_OUT = (
-    Entry(
-        (_M + "self_attention.linear_proj.weight",),
-        (HfTensor(_H + "self_attn.o_proj.weight", ("hidden", "query")),),
-        Rule.row,
-    ),
+    _qkv("weight", "query hidden", "key_value hidden"),
+    _qkv("bias", "query", "key_value", When.qkv_bias),
 )
 
-ATTENTION = (
-    Entry(
-        (_M + "input_layernorm.weight", _M + "self_attention.linear_qkv.layer_norm_weight"),
-        (HfTensor(_H + "input_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
-    ),
-    *QKV,
-    Entry(
-        (_M + "self_attention.q_layernorm.weight",),
-        (HfTensor(_H + "self_attn.q_norm.weight", ("head_dim",)),),
-        Rule.replicated,
-        When.qk_norm,
-    ),
-    Entry(
-        (_M + "self_attention.k_layernorm.weight",),
-        (HfTensor(_H + "self_attn.k_norm.weight", ("head_dim",)),),
-        Rule.replicated,
-        When.qk_norm,
-    ),
-    *ATTENTION_OUT,
-    Entry(
-        (_M + "pre_mlp_layernorm.weight", _M + "mlp.linear_fc1.layer_norm_weight"),
-        (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
-    ),
+ATTENTION_OUT = (_attention("linear_proj", "o_proj.weight hidden query", Rule.row),)
+
+INPUT_NORM = _in_layer(
+    "input_layernorm.weight self_attention.linear_qkv.layer_norm_weight",
+    "input_layernorm.weight hidden",
+)
+MLP_NORM = _in_layer(
+    "pre_mlp_layernorm.weight mlp.linear_fc1.layer_norm_weight",
+    "post_attention_layernorm.weight hidden",
+)
+QK_NORM = tuple(
+    _attention(f"{one}_layernorm", f"{one}_norm.weight head_dim", when=When.qk_norm) for one in "qk"
 )
 
-DENSE_MLP = (
-    Entry(
-        (_M + "mlp.linear_fc1.weight",),
-        (
-            HfTensor(_H + "mlp.gate_proj.weight", ("ffn", "hidden")),
-            HfTensor(_H + "mlp.up_proj.weight", ("ffn", "hidden")),
-        ),
-        Rule.gate_up,
-        When.dense_layer,
-    ),
-    Entry(
-        (_M + "mlp.linear_fc2.weight",),
-        (HfTensor(_H + "mlp.down_proj.weight", ("hidden", "ffn")),),
-        Rule.row,
-        When.dense_layer,
-    ),
+ATTENTION = (INPUT_NORM, *QKV, *QK_NORM, *ATTENTION_OUT, MLP_NORM)
+
+DENSE_MLP = _feed_forward(
+    "mlp", "ffn", When.dense_layer, "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"
 )
 
 QWEN_MOE_MLP = (
-    Entry(
-        (_M + "mlp.router.weight",),
-        (HfTensor(_H + "mlp.gate.weight", ("experts", "hidden")),),
-        Rule.replicated,
+    _in_layer("mlp.router.weight", "mlp.gate.weight experts hidden", when=When.moe_layer),
+    *_feed_forward(
+        "mlp.experts.{expert}",
+        "moe_ffn",
         When.moe_layer,
-    ),
-    Entry(
-        (
-            _M + "mlp.experts.local_experts.{expert}.linear_fc1.weight",
-            _M + "mlp.experts.linear_fc1.weight{expert}",
+        *(
+            f"mlp.experts.local_experts.{{expert}}.{one}.weight mlp.experts.{one}.weight{{expert}}"
+            for one in ("linear_fc1", "linear_fc2")
         ),
-        (
-            HfTensor(_H + "mlp.experts.{expert}.gate_proj.weight", ("moe_ffn", "hidden")),
-            HfTensor(_H + "mlp.experts.{expert}.up_proj.weight", ("moe_ffn", "hidden")),
-        ),
-        Rule.gate_up,
-        When.moe_layer,
-    ),
-    Entry(
-        (
-            _M + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
-            _M + "mlp.experts.linear_fc2.weight{expert}",
-        ),
-        (HfTensor(_H + "mlp.experts.{expert}.down_proj.weight", ("hidden", "moe_ffn")),),
-        Rule.row,
-        When.moe_layer,
     ),
 )
+
+
+def _shared(hf: str) -> tuple[Entry, Entry]:
+    """The experts that every token uses."""
+    names = (f"mlp.shared_experts.{one}.weight" for one in ("linear_fc1", "linear_fc2"))
+    return _feed_forward(hf, "shared_ffn", When.shared_experts, *names)
+
 
 # Megatron and the files name experts as in Qwen3-MoE.
 GLM_MOE_MLP = (
     *QWEN_MOE_MLP,
-    Entry(
-        (_M + "mlp.router.expert_bias",),
-        (HfTensor(_H + "mlp.gate.e_score_correction_bias", ("experts",)),),
-        Rule.replicated,
-        When.moe_layer,
+    _in_layer(
+        "mlp.router.expert_bias", "mlp.gate.e_score_correction_bias experts", when=When.moe_layer
     ),
-    Entry(
-        (_M + "mlp.shared_experts.linear_fc1.weight",),
-        (
-            HfTensor(_H + "mlp.shared_experts.gate_proj.weight", ("shared_ffn", "hidden")),
-            HfTensor(_H + "mlp.shared_experts.up_proj.weight", ("shared_ffn", "hidden")),
-        ),
-        Rule.gate_up,
-        When.shared_experts,
-    ),
-    Entry(
-        (_M + "mlp.shared_experts.linear_fc2.weight",),
-        (HfTensor(_H + "mlp.shared_experts.down_proj.weight", ("hidden", "shared_ffn")),),
-        Rule.row,
-        When.shared_experts,
-    ),
+    *_shared("mlp.shared_experts"),
 )
+
 
 # DeepSeek's multi-head latent attention. In each head, in the files and in Megatron, the unrotated
 # part precedes the rotated part, which precedes the value. The latent vectors, which every head
 # needs, are sharded over tensor ranks by columns and all-gathered.
 LATENT_ATTENTION = (
-    Entry(
-        (_M + "input_layernorm.weight",),
-        (HfTensor(_H + "input_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
+    _in_layer("input_layernorm.weight", "input_layernorm.weight hidden"),
+    _attention("linear_q_down_proj", "q_a_proj.weight query_rank hidden", Rule.column),
+    _attention("q_layernorm", "q_a_layernorm.weight query_rank"),
+    _attention("linear_q_up_proj", "q_b_proj.weight query query_rank", Rule.column),
+    _attention(
+        "linear_kv_down_proj", "kv_a_proj_with_mqa.weight kv_rank_and_rotary hidden", Rule.column
     ),
-    Entry(
-        (_M + "self_attention.linear_q_down_proj.weight",),
-        (HfTensor(_H + "self_attn.q_a_proj.weight", ("query_rank", "hidden")),),
-        Rule.column,
-    ),
-    Entry(
-        (_M + "self_attention.q_layernorm.weight",),
-        (HfTensor(_H + "self_attn.q_a_layernorm.weight", ("query_rank",)),),
-        Rule.replicated,
-    ),
-    Entry(
-        (_M + "self_attention.linear_q_up_proj.weight",),
-        (HfTensor(_H + "self_attn.q_b_proj.weight", ("query", "query_rank")),),
-        Rule.column,
-    ),
-    Entry(
-        (_M + "self_attention.linear_kv_down_proj.weight",),
-        (HfTensor(_H + "self_attn.kv_a_proj_with_mqa.weight", ("kv_rank_and_rotary", "hidden")),),
-        Rule.column,
-    ),
-    Entry(
-        (_M + "self_attention.kv_layernorm.weight",),
-        (HfTensor(_H + "self_attn.kv_a_layernorm.weight", ("kv_rank",)),),
-        Rule.replicated,
-    ),
-    Entry(
-        (_M + "self_attention.linear_kv_up_proj.weight",),
-        (HfTensor(_H + "self_attn.kv_b_proj.weight", ("content_and_value", "kv_rank")),),
-        Rule.column,
-    ),
-    Entry(
-        (_M + "self_attention.linear_proj.weight",),
-        (HfTensor(_H + "self_attn.o_proj.weight", ("hidden", "value")),),
-        Rule.row,
-    ),
-    Entry(
-        (_M + "pre_mlp_layernorm.weight", _M + "mlp.linear_fc1.layer_norm_weight"),
-        (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
-    ),
+    _attention("kv_layernorm", "kv_a_layernorm.weight kv_rank"),
+    _attention("linear_kv_up_proj", "kv_b_proj.weight content_and_value kv_rank", Rule.column),
+    _attention("linear_proj", "o_proj.weight hidden value", Rule.row),
+    MLP_NORM,
 )
 
 # Qwen3-Next and Qwen3.5: gated attention in some layers, a gated delta net in the others.
-_D = _M + "self_attention."
-_L = _H + "linear_attn."
-INPUT_NORM, MLP_NORM = ATTENTION[0], ATTENTION[-1]
 GATED_ATTENTION = (
-    Entry(
-        (_D + "linear_qkv.weight",),
-        (
-            HfTensor(_H + "self_attn.q_proj.weight", ("query_and_gate", "hidden")),
-            HfTensor(_H + "self_attn.k_proj.weight", ("key_value", "hidden")),
-            HfTensor(_H + "self_attn.v_proj.weight", ("key_value", "hidden")),
-        ),
-        Rule.qkv,
-        When.attention_layer,
-    ),
+    _qkv("weight", "query_and_gate hidden", "key_value hidden", When.attention_layer),
     *(
         dataclasses.replace(entry, when=When.attention_layer)
-        for entry in ATTENTION
-        if entry.when is When.qk_norm or entry in ATTENTION_OUT
+        for entry in (*QK_NORM, *ATTENTION_OUT)
     ),
 )
+
+
+def _delta(megatron: str, *hf: str, rule: Rule) -> Entry:
+    """A parameter of the layers with a gated delta net."""
+    parts = (f"linear_attn.{one}" for one in hf)
+    return _in_layer(f"self_attention.{megatron}", *parts, rule=rule, when=When.linear_layer)
+
+
 DELTA_REST = (
-    Entry(
-        (_D + "conv1d.weight",),
-        (HfTensor(_L + "conv1d.weight", ("delta_conv", "one", "conv_width")),),
-        Rule.delta_conv,
-        When.linear_layer,
-    ),
-    Entry(
-        (_D + "dt_bias",),
-        (HfTensor(_L + "dt_bias", ("delta_heads",)),),
-        Rule.column,
-        When.linear_layer,
-    ),
-    Entry(
-        (_D + "A_log",),
-        (HfTensor(_L + "A_log", ("delta_heads",)),),
-        Rule.column,
-        When.linear_layer,
-    ),
-    Entry(
-        (_D + "out_norm.weight",),
-        (HfTensor(_L + "norm.weight", ("delta_head_dim",)),),
-        Rule.replicated,
-        When.linear_layer,
-    ),
-    Entry(
-        (_D + "out_proj.weight",),
-        (HfTensor(_L + "out_proj.weight", ("hidden", "delta_value")),),
-        Rule.row,
-        When.linear_layer,
-    ),
+    _delta("conv1d.weight", "conv1d.weight delta_conv one conv_width", rule=Rule.delta_conv),
+    _delta("dt_bias", "dt_bias delta_heads", rule=Rule.column),
+    _delta("A_log", "A_log delta_heads", rule=Rule.column),
+    _delta("out_norm.weight", "norm.weight delta_head_dim", rule=Rule.replicated),
+    _delta("out_proj.weight", "out_proj.weight hidden delta_value", rule=Rule.row),
 )
+
 DELTA_NET = (
-    Entry(
-        (_D + "in_proj.weight",),
-        (
-            HfTensor(_L + "in_proj_qkv.weight", ("delta_conv", "hidden")),
-            HfTensor(_L + "in_proj_z.weight", ("delta_value", "hidden")),
-            HfTensor(_L + "in_proj_b.weight", ("delta_heads", "hidden")),
-            HfTensor(_L + "in_proj_a.weight", ("delta_heads", "hidden")),
-        ),
-        Rule.delta_in,
-        When.linear_layer,
+    _delta(
+        "in_proj.weight",
+        "in_proj_qkv.weight delta_conv hidden",
+        "in_proj_z.weight delta_value hidden",
+        "in_proj_b.weight delta_heads hidden",
+        "in_proj_a.weight delta_heads hidden",
+        rule=Rule.delta_in,
     ),
     *DELTA_REST,
 )
+
 DELTA_NET_BY_HEAD = (
-    Entry(
-        (_D + "in_proj.weight",),
-        (
-            HfTensor(_L + "in_proj_qkvz.weight", ("delta_conv_gate", "hidden")),
-            HfTensor(_L + "in_proj_ba.weight", ("delta_two_heads", "hidden")),
-        ),
-        Rule.delta_in_by_head,
-        When.linear_layer,
+    _delta(
+        "in_proj.weight",
+        "in_proj_qkvz.weight delta_conv_gate hidden",
+        "in_proj_ba.weight delta_two_heads hidden",
+        rule=Rule.delta_in_by_head,
     ),
     *DELTA_REST,
 )
+
 SHARED_EXPERT = (
-    Entry(
-        (_M + "mlp.shared_experts.linear_fc1.weight",),
-        (
-            HfTensor(_H + "mlp.shared_expert.gate_proj.weight", ("shared_ffn", "hidden")),
-            HfTensor(_H + "mlp.shared_expert.up_proj.weight", ("shared_ffn", "hidden")),
-        ),
-        Rule.gate_up,
-        When.shared_experts,
-    ),
-    Entry(
-        (_M + "mlp.shared_experts.linear_fc2.weight",),
-        (HfTensor(_H + "mlp.shared_expert.down_proj.weight", ("hidden", "shared_ffn")),),
-        Rule.row,
-        When.shared_experts,
-    ),
-    Entry(
-        (_M + "mlp.shared_experts.gate_weight",),
-        (HfTensor(_H + "mlp.shared_expert_gate.weight", ("one", "hidden")),),
-        Rule.replicated,
-        When.shared_experts,
+    *_shared("mlp.shared_expert"),
+    _in_layer(
+        "mlp.shared_experts.gate_weight",
+        "mlp.shared_expert_gate.weight one hidden",
+        when=When.shared_experts,
     ),
 )
+
+
+def _output(source: str, when: When) -> Entry:
+    return Entry(
+        ("output_layer.weight",), (HfTensor(source, ("vocab", "hidden")),), Rule.vocabulary, when
+    )
 
 
 HEAD = (
@@ -312,18 +197,8 @@ HEAD = (
         (HfTensor("model.norm.weight", ("hidden",)),),
         Rule.replicated,
     ),
-    Entry(
-        ("output_layer.weight",),
-        (HfTensor("lm_head.weight", ("vocab", "hidden")),),
-        Rule.vocabulary,
-        When.untied,
-    ),
-    Entry(
-        ("output_layer.weight",),
-        (HfTensor("model.embed_tokens.weight", ("vocab", "hidden")),),
-        Rule.vocabulary,
-        When.tied,
-    ),
+    _output("lm_head.weight", When.untied),
+    _output("model.embed_tokens.weight", When.tied),
 )
 
 DENSE = EMBEDDING + ATTENTION + DENSE_MLP + HEAD
@@ -332,28 +207,15 @@ DENSE = EMBEDDING + ATTENTION + DENSE_MLP + HEAD
 # attention and feed-forward; in Megatron they are inside the last matrix.
 OLMO2_ATTENTION = (
     *QKV,
-    Entry(
-        (_M + "self_attention.q_layernorm.weight",),
-        (HfTensor(_H + "self_attn.q_norm.weight", ("query",)),),
-        Rule.column,
-    ),
-    Entry(
-        (_M + "self_attention.k_layernorm.weight",),
-        (HfTensor(_H + "self_attn.k_norm.weight", ("key_value",)),),
-        Rule.column,
-    ),
+    _attention("q_layernorm", "q_norm.weight query", Rule.column),
+    _attention("k_layernorm", "k_norm.weight key_value", Rule.column),
     *ATTENTION_OUT,
-    Entry(
-        (_M + "self_attention.linear_proj.output_norm.weight",),
-        (HfTensor(_H + "post_attention_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
+    _in_layer(
+        "self_attention.linear_proj.output_norm.weight", "post_attention_layernorm.weight hidden"
     ),
 )
+
 OLMO2_MLP = (
     *DENSE_MLP,
-    Entry(
-        (_M + "mlp.linear_fc2.output_norm.weight",),
-        (HfTensor(_H + "post_feedforward_layernorm.weight", ("hidden",)),),
-        Rule.replicated,
-    ),
+    _in_layer("mlp.linear_fc2.output_norm.weight", "post_feedforward_layernorm.weight hidden"),
 )

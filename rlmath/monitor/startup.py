@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
-
-
-class Say(Protocol):
-    def __call__(self, what: str, *, logs: bool = False) -> None:
-        """``what`` begins now."""
 
 
 class StartLog:
@@ -21,6 +15,7 @@ class StartLog:
         self._said_where = False
 
     def __call__(self, what: str, *, logs: bool = False) -> None:
+        """``what`` begins now."""
         where = f"; logs in {self._log_dir}" if logs and not self._said_where else ""
         self._said_where |= logs
         print(f"start    {time.perf_counter() - self._began:5.1f} s  {what}{where}", flush=True)

@@ -51,18 +51,8 @@ def make_products(
     num_eval: int = 128,
     num_sft: int = 20000,
 ) -> Path:
-    """Write ``train.jsonl``, ``sft.jsonl`` and ``eval.jsonl``, whose problems are held out.
-
-    Rows are those of :func:`~rlmath.quickstart.problems.make_problems`. The same arguments give the
-    same bytes. Returns the folder.
-
-    Args:
-        folder: Created if missing; existing files of the same names are replaced.
-        seed: Seed of the problems and the guesses.
-        num_train: Problems to train on by reinforcement learning.
-        num_eval: Held-out problems.
-        num_sft: Worked examples, of other problems.
-    """
+    """Write the files that :func:`~rlmath.quickstart.problems.make_problems` writes, of products;
+    no problem comes twice. Returns the folder."""
     rng = random.Random(seed)
     drawn = rng.sample(range(900 * 900), num_train + num_eval + num_sft)
     exercises = [Exercise(100 + one // 900, "*", 100 + one % 900) for one in drawn]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.grading import TASKS, Grade, GradingSettings, MathGrader
-from rlmath.grading.settings import REWARD_FALLBACK, Fallback
+from rlmath.grading.settings import REWARD_FALLBACK
 from rlmath.rewards.base import Reward, RewardSettingError, golds_of, texts_of
 
 # RewardMix grades a response once and hands the grades to every reward under this name.
@@ -35,40 +35,31 @@ class AnswerGrader:
     ) -> None:
         if task not in TASKS:
             raise RewardSettingError(f"task={task!r} is unknown; use one of {', '.join(TASKS)}")
-        if fallback not in list(Fallback):
-            raise RewardSettingError(
-                f"fallback={fallback!r} is unknown; use one of {', '.join(Fallback)}"
+        try:
+            self._settings = GradingSettings(
+                num_workers=num_workers,
+                timeout_s=timeout_s,
+                fallback=fallback,  # type: ignore[arg-type]  # It is checked there.
             )
-        if num_workers < 1 or timeout_s <= 0:
-            raise RewardSettingError(
-                f"num_workers={num_workers} and timeout_s={timeout_s}: at least 1 worker and a "
-                f"limit above 0 s are needed"
-            )
-        self.num_workers = num_workers
-        self.timeout_s = timeout_s
-        self.fallback = Fallback(fallback)
+        except ValueError as error:
+            raise RewardSettingError(str(error)) from error
         self.task = task
         self._grader = grader
         self._owned = grader is None
         self._lock = threading.Lock()
 
-    def _running(self) -> MathGrader:
-        with self._lock:
-            if self._grader is None:
-                self._grader = MathGrader(
-                    num_workers=self.num_workers, timeout_s=self.timeout_s, fallback=self.fallback
-                )
-            return self._grader
-
     @property
     def grader(self) -> MathGrader:
-        return self._running()
+        with self._lock:
+            if self._grader is None:
+                self._grader = MathGrader(settings=self._settings)
+            return self._grader
 
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:
         """Grades, in order. A row without accepted answers has the status ``bad_gold``."""
         if len(texts) == 1:
-            return [self._running().grade_one(texts[0], golds[0], task=self.task)]
-        return self._running().grade_batch(list(texts), list(golds), task=self.task)
+            return [self.grader.grade_one(texts[0], golds[0], task=self.task)]
+        return self.grader.grade_batch(list(texts), list(golds), task=self.task)
 
     def close(self) -> None:
         """Stop the grader's workers unless the caller owns them. A later grade starts new ones."""

@@ -131,10 +131,12 @@ def texts_of(completions: Sequence[Any]) -> list[str]:
     return [text_of(completion) for completion in completions]
 
 
-def _is_token_ids(value: Any) -> bool:
+def is_token_ids(value: Any) -> bool:
+    """Whether a completion is a nonempty list of token ids, as TRL passes it."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)
+        and len(value) > 0
         and all(isinstance(v, int) for v in value)
     )
 
@@ -161,7 +163,7 @@ def token_counts(
         return [len(ids) for ids in completion_ids]
     if completions is None:
         raise RewardSettingError(f"{reward}: give completion_ids, the token ids of each completion")
-    if completions and all(_is_token_ids(c) and len(c) > 0 for c in completions):
+    if completions and all(is_token_ids(c) for c in completions):
         return [len(c) for c in completions]
     warnings.warn(
         f"{reward}: no completion_ids given, so lengths are characters and not tokens", stacklevel=3
@@ -230,6 +232,16 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
         if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count:
             return [json.dumps(v, sort_keys=True, default=str) for v in values]
     return [""] * count
+
+
+def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The columns as one mapping per completion; columns of another length are left out."""
+    usable = {
+        name: values
+        for name, values in columns.items()
+        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+    }
+    return [{name: values[i] for name, values in usable.items()} for i in range(count)]
 
 
 def check_values(reward: str, values: Any, count: int) -> Values:

@@ -23,13 +23,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rlmath.rewards.base import Range, RewardSettingError, Value, Values, column
+from rlmath.rewards.base import Range, RewardSettingError, Value, Values, column, rows_of
 from rlmath.rewards.program_tests import (
     CodeReward,
     as_text,
     extract_code,
     limits,
-    rows_of,
     same_output,
 )
 from rlmath.rewards.sandbox import Execution, Program, ProviderError

@@ -46,15 +46,10 @@ def _place(error: BaseException) -> traceback.FrameSummary | None:
     rlmath, the last frame.
     """
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [frame for frame in frames if not _is_ours(frame) and not _is_library(frame)]
-    if own:
-        return own[-1]
-    return frames[-1] if frames else None
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return _PACKAGE in Path(frame.filename).resolve().parents
-
-
-def _is_library(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_LIBRARIES) or frame.filename.startswith("<")
+    own = [
+        frame
+        for frame in frames
+        if _PACKAGE not in Path(frame.filename).resolve().parents
+        and not frame.filename.startswith((*_LIBRARIES, "<"))
+    ]
+    return next(reversed(own or frames), None)

@@ -24,13 +24,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.rewards.base import Value, Values, column
+from rlmath.rewards.base import Value, Values, column, rows_of
 from rlmath.rewards.program_tests import (
     CodeReward,
     as_text,
     extract_code,
     limits,
-    rows_of,
     same_output,
 )
 from rlmath.rewards.sandbox import Limits, Program, ProviderError

@@ -94,21 +94,22 @@ def _call_factory(path: str, factory: Callable[..., Any], params: Mapping[str, A
         ) from error
 
 
+def _signature(function: Any) -> list[inspect.Parameter]:
+    """The parameters of a function; ``**columns`` for one without a signature."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
+
+
 def _parameters(function: Any) -> set[str]:
     """Names of the parameters, without ``*args`` and ``**kwargs``."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return set()
-    return {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name for p in _signature(function) if p.kind not in variable}
 
 
 def _takes_any(function: Any) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return any(p.kind is p.VAR_KEYWORD for p in _signature(function))
 
 
 def _find(path: str) -> Any:
@@ -163,7 +164,11 @@ class FunctionReward(Reward):
         )
         self._takes_any = _takes_any(function)
         self._names = _parameters(function)
-        self.required_columns: frozenset[str] = frozenset(_required_names(function))
+        self.required_columns = frozenset(
+            p.name
+            for p in _signature(function)
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        )
 
     def __call__(self, *args: Any, **columns: Any) -> Values:
         result, count = self._start(args, columns)
@@ -207,7 +212,8 @@ class FunctionReward(Reward):
 
         A function of ``completion_ids`` without ``completions`` gets ``completion_ids`` first.
         """
-        own = [n for n in _positional(self.function) if n not in columns]
+        named = [p.name for p in _signature(self.function) if p.kind is p.POSITIONAL_OR_KEYWORD]
+        own = [name for name in named if name not in columns]
         if "completions" not in columns and not (
             own[:1] == ["completion_ids"] and "completions" not in own
         ):
@@ -224,23 +230,3 @@ def _is_coroutine(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     )
-
-
-def _positional(function: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-
-
-def _required_names(function: Any) -> set[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return set()
-    return {
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }

@@ -36,8 +36,8 @@ from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_column
 from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem, build_items
-from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.required_columns import check_required
+from rlmath.rewards.sandbox.counted import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
 from rlmath.rewards.uses import Use, use_for
@@ -131,18 +131,6 @@ class RewardMix:
         found._stats, found._use = RewardStats(), Use.evaluation
         return found
 
-    @property
-    def scope(self) -> Literal["sample", "group"]:
-        """``sample``: completions may be scored one by one as they finish. ``group``: some reward
-        compares a problem's completions, so :meth:`score` needs all of them at once (the other
-        rewards may run earlier with :meth:`prescore`)."""
-        return "group" if any(i.reward.needs_group for i in self.items) else "sample"
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether some reward counts tokens and needs ``completion_ids``."""
-        return any(i.reward.needs_tokens for i in self.items)
-
     def set_step(self, step: int, total_steps: int = 0) -> None:
         """Update the ``trainer_state`` that TRL-style rewards receive."""
         self.trainer_state.global_step = step
@@ -194,7 +182,7 @@ class RewardMix:
         prescored: Sequence[Partial] | None = None,
         **columns: Any,
     ) -> list[ScoredSample]:
-        """Score completions: a whole group if :attr:`scope` is ``group``, else any number.
+        """Score completions: a whole group if a reward compares them, else any number.
 
         Args:
             prescored: Result of :meth:`prescore` for these completions, in this order.

@@ -19,13 +19,10 @@ from rlmath.rewards.sandbox import (
     ProviderError,
     get_provider,
 )
-from rlmath.rewards.sandbox.counted import CountedProgram, RunCounts
+from rlmath.rewards.sandbox.counted import SANDBOX_RUNS, SANDBOX_TIMEOUTS, CountedProgram
 from rlmath.rewards.sandbox.provider import language_names
+from rlmath.rewards.stats import Counts
 from rlmath.rewards.uses import PerUse
-
-# Names of metrics.
-SANDBOX_RUNS = "sandbox_runs"
-SANDBOX_TIMEOUTS = "sandbox_timeouts"
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +83,6 @@ def as_record(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The columns as one mapping per completion; columns of another length are left out."""
-    usable = {
-        name: values
-        for name, values in columns.items()
-        if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
-    }
-    return [{name: values[i] for name, values in usable.items()} for i in range(count)]
-
-
 class CodeReward(Reward):
     """Base of rewards that run the response's program.
 
@@ -131,7 +118,7 @@ class CodeReward(Reward):
         self._pool = ThreadPoolExecutor(
             num_parallel or self.provider.max_parallel, thread_name_prefix="code-reward"
         )
-        self._counts = PerUse(RunCounts)
+        self._counts = PerUse(Counts)
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
         """:meth:`CodeProvider.prepare`, with the runs counted."""
@@ -155,17 +142,14 @@ class CodeReward(Reward):
         try:
             return judge(index, text)
         except ProviderError as error:
-            self._counts.current.add_provider_error()
+            self._counts.current.add("provider_errors")
             log.warning("%s: None for completion %d: %s", self.__name__, index, error)
             return None
 
     def drain_metrics(self) -> dict[str, float]:
-        runs, timeouts, provider_errors = self._counts.current.drain()
-        return {
-            "provider_errors": float(provider_errors),
-            SANDBOX_RUNS: float(runs),
-            SANDBOX_TIMEOUTS: float(timeouts),
-        }
+        counts = self._counts.current.drain()
+        names = ("provider_errors", SANDBOX_RUNS, SANDBOX_TIMEOUTS)
+        return {name: float(counts[name]) for name in names}
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

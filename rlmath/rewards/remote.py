@@ -26,6 +26,7 @@ from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json, unreachable
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs, read_reply
+from rlmath.rewards.stats import Counts
 from rlmath.rewards.uses import PerUse, Use, current_use, use_for
 from rlmath.utils.futures import gather
 
@@ -47,9 +48,7 @@ class _Figures:
     """Metrics of one use since the last drain."""
 
     def __init__(self) -> None:
-        self.logs = ExtraLogs()
-        self.counts = {"calls": 0, "retries": 0, "failed_calls": 0}
-        self.unscored, self.last_error = 0, ""
+        self.logs, self.counts, self.last_error = ExtraLogs(), Counts(), ""
 
 
 class RemoteReward(Reward):
@@ -131,8 +130,7 @@ class RemoteReward(Reward):
         )
         self._batcher: Batcher[_Query] = Batcher(batch_size, batch_window_s, self._send)
         self._figures = PerUse(_Figures)
-        self._lock = threading.Lock()
-        self._turn = 0
+        self._turn = itertools.count()
         self._closing = threading.Event()
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
@@ -176,9 +174,7 @@ class RemoteReward(Reward):
                 self._send_call(of_use)
 
     def _send_call(self, queries: list[_Query]) -> None:
-        with self._lock:
-            self._turn += 1
-            turn = self._turn
+        turn = next(self._turn)
 
         def score() -> None:
             values: Values
@@ -215,13 +211,12 @@ class RemoteReward(Reward):
             except (CallFailed, RewardError) as error:
                 last = attempt == self.retries or not getattr(error, "retry", True)
                 if last or self._closing.is_set():
-                    self._count("failed_calls")
                     figures = self._figures.current
-                    with self._lock:
-                        figures.unscored += len(queries)
-                        figures.last_error = str(error)
+                    figures.last_error = str(error)
+                    figures.counts.add("failed_calls")
+                    figures.counts.add("unscored", len(queries))
                     break
-                self._count("retries")
+                self._figures.current.counts.add("retries")
                 wait_s = max(pause_s, getattr(error, "retry_after_s", 0.0))
                 wait_s = min(wait_s, self.max_backoff_s) * random.uniform(0.5, 1.0)
                 self._closing.wait(min(wait_s, max(0.0, deadline - time.monotonic())))
@@ -246,7 +241,7 @@ class RemoteReward(Reward):
             raise CallFailed(
                 f"{endpoint.url}: total_timeout_s={self.total_timeout_s:g} is used up", retry=False
             )
-        self._count("calls")
+        self._figures.current.counts.add("calls")
         try:
             reply = post_json(
                 endpoint, body, timeout_s=min(self.timeout_s, remaining_s), headers=self.headers
@@ -258,29 +253,21 @@ class RemoteReward(Reward):
         breaker.record_success()
         return reply
 
-    def _count(self, name: str) -> None:
-        figures = self._figures.current
-        with self._lock:
-            figures.counts[name] += 1
-
     def drain_metrics(self) -> dict[str, float]:
         """``calls``, ``retries``, ``failed_calls``, ``servers_down``, and the means of the servers'
         own metrics. Warns once about completions that were unscored since the last call."""
         figures = self._figures.current
-        with self._lock:
-            counts = {name: float(n) for name, n in figures.counts.items()}
-            unscored, error = figures.unscored, figures.last_error
-            figures.counts = dict.fromkeys(figures.counts, 0)
-            figures.unscored = 0
-        if unscored:
+        counts = figures.counts.drain()
+        if counts["unscored"]:
             log.warning(
                 "remote reward: %d completions are unscored (%d failed calls); the last error: %s",
-                unscored,
+                counts["unscored"],
                 counts["failed_calls"],
-                error,
+                figures.last_error,
             )
+        own = {name: float(counts[name]) for name in ("calls", "retries", "failed_calls")}
         down = sum(breaker.is_open for breaker in self._breakers)
-        return {**figures.logs.drain(), **counts, "servers_down": float(down)}
+        return {**figures.logs.drain(), **own, "servers_down": float(down)}
 
     def close(self) -> None:
         self._closing.set()

@@ -16,7 +16,15 @@ import re
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from rlmath.rewards.base import Range, Reward, RewardSettingError, Values, texts_of, token_lists
+from rlmath.rewards.base import (
+    Range,
+    Reward,
+    RewardSettingError,
+    Values,
+    is_token_ids,
+    texts_of,
+    token_lists,
+)
 
 # Thai and Lao, Burmese, Khmer, kana, Han (with its extensions): written without spaces.
 _WITHOUT_SPACES = (
@@ -75,10 +83,7 @@ class RepetitionPenalty(Reward):
             if completion_ids is None:
                 raise RewardSettingError("repetition_penalty: unit=token needs completion_ids")
             units = list(token_lists(completion_ids))
-        elif completions and all(
-            not isinstance(c, str) and len(c) > 0 and all(isinstance(i, int) for i in c)
-            for c in completions
-        ):
+        elif completions and all(is_token_ids(c) for c in completions):
             units = list(completions)  # token ids first, as in TRL
         else:
             split = _WORD.findall if self.language == "auto" else str.split

@@ -1,4 +1,4 @@
-"""Mean, standard deviation and share of ``None`` of each reward. Thread-safe."""
+"""Counts, and mean, standard deviation and share of ``None`` of each reward. Thread-safe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+
+class Counts:
+    """Counts by name since the last :meth:`drain`. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += number
+
+    def drain(self) -> Counter[str]:
+        """Return the counts and reset them."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
 
 
 @dataclass

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from rlmath.rewards.base import Reward, RewardError, Values, check_values
+from rlmath.rewards.base import Reward, RewardError, Values, check_values, rows_of
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs
 from rlmath.rewards.uses import PerUse
 
@@ -51,7 +51,10 @@ class VerlReward(Reward):
         texts = [one[len(p) :] for one, p in zip(queries, prompts, strict=True)]
         if (published := columns.get("reward_model")) is not None:
             pairs = zip(published, truths, strict=True)
-            truths = [_ground_truth(row, truth) for row, truth in pairs]
+            truths = [
+                row["ground_truth"] if isinstance(row, Mapping) and "ground_truth" in row else truth
+                for row, truth in pairs
+            ]
         sources = _column(columns, "data_source", len(texts), "")
         infos = _infos(columns, len(texts))
         if self._is_batched:
@@ -131,11 +134,6 @@ class SlimeReward(Reward):
         return check_values(self.__name__, _results(pending), len(samples))
 
 
-def _ground_truth(row: Any, answers: Any) -> Any:
-    """The ground truth of a row in verl's form, of any type; else the accepted answers."""
-    return row["ground_truth"] if isinstance(row, Mapping) and "ground_truth" in row else answers
-
-
 def _results(replies: Sequence[Any]) -> list[Any]:
     """The replies; coroutines are awaited concurrently."""
     if not any(inspect.isawaitable(one) for one in replies):
@@ -158,9 +156,7 @@ def _column(columns: Mapping[str, Any], name: str, count: int, missing: Any) -> 
 def _infos(columns: Mapping[str, Any], count: int) -> list[Any]:
     if columns.get("extra_info") is not None:
         return list(columns["extra_info"])
-    lists = {
-        name: values
-        for name, values in columns.items()
-        if isinstance(values, list) and len(values) == count and name != "completion_ids"
+    own = {
+        name: v for name, v in columns.items() if isinstance(v, list) and name != "completion_ids"
     }
-    return [{name: values[index] for name, values in lists.items()} for index in range(count)]
+    return list(rows_of(own, count))

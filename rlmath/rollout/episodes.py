@@ -7,6 +7,7 @@ the model said: its tokens stay, and an observation's tokens are added after the
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Sequence
@@ -19,19 +20,18 @@ from rlmath.environments.base import (
     End,
     Environment,
     Episode,
-    InfrastructureError,
     Observation,
     Suffix,
     Turn,
     TurnFormat,
 )
-from rlmath.errors import UserError
+from rlmath.errors import InfrastructureError, UserError
 from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# How often a turn is given to an environment that does not work.
-TRIES = 3
-RETRY_AFTER_S = 0.5
+# A turn is given again to an environment that does not work so often at least, and for so long: its
+# server may be starting again. That is no time of the sample's calls.
+TRIES, RETRY_AFTER_S, RETRY_FOR_S = 3, 0.5, 30.0
 # Share of a round's samples that may fail for that reason; one always may.
 MAX_FAILED_SHARE = 0.05
 
@@ -61,7 +61,7 @@ class _Asked:
 
     request: Request  # Its started sample waits for the observation.
     stay: _Stay  # The sample's.
-    since_s: float | None = None  # When its answer began; None: it waits for a thread.
+    since_s: float | None = None  # When its answer began; None: it waits, for a thread or a retry.
     outcome: Sample | None = None  # The answered sample, if nobody waited for it.
     is_late: bool = False  # Its thread was replaced.
 
@@ -98,6 +98,7 @@ class Episodes:
         self._max_turns, self._wall_s = max_turns, wall_s
         self._threads = DaemonThreads(parallel, "environment")
         self._done: queue.SimpleQueue[tuple[_Asked, Sample]] = queue.SimpleQueue()
+        self._down_since_s = math.inf  # No answer has come since then.
         self._stays: dict[_Key, _Stay] = {}
         self._waiting: dict[_Key, _Asked] = {}
         # Asked in a round that was cut; the next one asks again, and gets the same answer.
@@ -220,28 +221,36 @@ class Episodes:
     # The following methods run in the threads.
 
     def _answer(self, asked: _Asked) -> None:
-        asked.since_s = began_s = time.monotonic()
         try:
-            sample = self._try(asked.begun, asked.request.max_tokens, asked.stay)
+            sample = self._try(asked)
         except BaseException as error:  # A tool may well end its interpreter.
             said = f"{type(error).__name__}: {error}"
             sample = replace(asked.begun, finish_reason="failed", failure=said)
-        asked.since_s = None
-        asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
         if asked.is_late:
             self._threads.end_one()
 
-    def _try(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
-        for left in reversed(range(TRIES)):
+    def _try(self, asked: _Asked) -> Sample:
+        stay, failures, first_s = asked.stay, 0, math.inf
+        while True:
+            asked.since_s = began_s = time.monotonic()
             try:
-                return self._outcome(begun, max_tokens, stay)
+                sample = self._outcome(asked.begun, asked.request.max_tokens, stay)
+                stay.spent_s += time.monotonic() - began_s
+                self._down_since_s = math.inf
+                return sample
             except InfrastructureError:
                 self._end(stay)
-                if not left or stay.is_over:
+                failures, now_s = failures + 1, time.monotonic()
+                first_s = min(first_s, now_s)
+                # Where nothing has worked for that long, each sample gets a few tries only.
+                self._down_since_s = min(self._down_since_s, now_s)
+                is_down = now_s - min(first_s, self._down_since_s) >= RETRY_FOR_S
+                if stay.is_over or (failures >= TRIES and is_down):
                     raise
-                time.sleep(RETRY_AFTER_S)
-        raise AssertionError("unreachable")
+            finally:
+                asked.since_s = None
+            time.sleep(RETRY_AFTER_S)
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         turns = self._turns(begun)

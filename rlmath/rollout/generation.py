@@ -23,12 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from rlmath.engines.requests import EngineError, Progress, Request, cut_sample
-from rlmath.rollout.episodes import (
-    MAX_FAILED_SHARE,
-    EnvironmentFailed,
-    Episodes,
-    awaiting,
-)
+from rlmath.rollout.episodes import MAX_FAILED_SHARE, EnvironmentFailed, Episodes, awaiting
 from rlmath.types import Sample
 
 if TYPE_CHECKING:

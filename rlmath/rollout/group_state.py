@@ -40,10 +40,7 @@ def sample_from_state(state: Mapping[str, Any]) -> Sample:
 
 
 def with_tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a sample from JSON, with tuples for lists.
-
-    Samples saved before there were several turns have no segments.
-    """
+    """Fields of a sample from JSON, with tuples for lists."""
     found = {
         name: tuple(tuple(one) if isinstance(one, list) else one for one in plain[name])
         for name in _TUPLES

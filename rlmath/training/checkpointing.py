@@ -142,7 +142,7 @@ class Saver:
         parts = {name: part.snapshot() for name, part in self._states.items()}
         self._last = _Point(step, parts, metrics)
         self._actor.changed = False
-        self._poll(wait=False)
+        self.poll()
 
     def write(self, step: int) -> None:
         """Let the ranks write what they hold at the end of a step whose metrics are still to come.
@@ -150,7 +150,7 @@ class Saver:
         :meth:`save` makes a checkpoint of it once the step is done. If it never is, there is none.
         Raises DiskFull: there was no room; earlier checkpoints are untouched.
         """
-        self._poll(wait=True)
+        self.poll(wait=True)
         self._folder = self._store.begin(step)
         self._written_step = step
         try:
@@ -191,14 +191,6 @@ class Saver:
                     file=sys.stderr,
                     flush=True,
                 )
-
-    def poll(self) -> None:
-        """Make a checkpoint of the files written in the background, if they are complete."""
-        self._poll(wait=False)
-
-    def finish(self) -> None:
-        """Wait until the save in the background is a checkpoint."""
-        self._poll(wait=True)
 
     def watchdog_probe(self) -> WatchedComponent:
         """For the watchdog: a save makes progress as long as its folder grows."""
@@ -255,7 +247,7 @@ class Saver:
         if last is None or last.step == 0:
             return f"{what} before the first step finished"
         if self._actor.changed:
-            self._poll(wait=True)
+            self.poll(wait=True)
             return (
                 f"{what} in the update of step {last.step + 1}, where nothing can be saved; "
                 + self._where_it_resumes()
@@ -269,7 +261,7 @@ class Saver:
             if self._leave_gpus is not None:
                 self._leave_gpus()
             self.save()
-        self._poll(wait=True)
+        self.poll(wait=True)
         return f"{what}; saved after step {last.step}: runner.resume=auto resumes there"
 
     def _where_it_resumes(self) -> str:
@@ -279,8 +271,9 @@ class Saver:
             return f"runner.resume={self._began_from} starts from there again"
         return "there is no checkpoint yet, so the run starts over"
 
-    def _poll(self, wait: bool) -> None:
-        """See how far the writing in the background is; with ``wait`` see it through."""
+    def poll(self, wait: bool = False) -> None:
+        """Make a checkpoint of the files written in the background, if they are complete. ``wait``:
+        until they are one."""
         if self._writing is not None and (wait or self._actor.checkpoint_written()):
             point, self._writing = self._writing, None
             try:

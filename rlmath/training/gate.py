@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from rlmath.training.live_divergence import where_they_part
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
+    from rlmath.actor.group import ActorGroup
     from rlmath.training.opening import Running
 
 # How many times the largest rounding noise of a token the largest difference may be, as
@@ -59,12 +60,6 @@ NOISE_EVERY = 32
 
 class AlignmentError(UserError):
     """Engine and actor disagree on the log-probs of the same tokens under the same weights."""
-
-
-class _LogProbs(Protocol):
-    def log_probs(
-        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
-    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -119,7 +114,7 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
 
 
 def measure_noise(
-    actor: _LogProbs, batch: TrainingBatch, seed: int, quantized: bool = False
+    actor: ActorGroup, batch: TrainingBatch, seed: int, quantized: bool = False
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding, and in
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.

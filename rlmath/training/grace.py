@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from rlmath.actor.group import ActorGroup
@@ -51,12 +51,7 @@ class Grace:
             self._before = on_ending_signals(self._on)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         asked, self._timer = self._timer, None
         if asked is not None:
             asked.cancel()

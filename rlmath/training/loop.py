@@ -113,7 +113,7 @@ def train(config: Config, given: Config | None = None) -> Events:
             grace.step_done()
             yield from answer_between(training, StepDone(step, line, made.groups))
         with signals_wait("a save"):
-            training.saver.finish()
+            training.saver.poll(wait=True)
         export(training, batch)
         yield from answer_between(training, Finished())
 

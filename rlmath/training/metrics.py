@@ -14,8 +14,9 @@ from rlmath.monitor.repetition import repetition
 from rlmath.types import GradedSample, Group, Repetition, Sample
 
 if TYPE_CHECKING:
+    from rlmath.actor.rank_step import Moments, ValueResult
     from rlmath.actor.settings import UpdateResult
-    from rlmath.training.step_batch import StepSequences
+    from rlmath.batching.shards import Sequences
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -56,7 +57,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def batch_metrics(sequences: StepSequences) -> dict[str, float]:
+def batch_metrics(sequences: Sequences) -> dict[str, float]:
     """Sizes of the step's batch."""
     responses = int(sequences.model_lengths.sum())
     return {
@@ -130,3 +131,34 @@ def _all_equal(samples: Sequence[GradedSample]) -> bool:
 def memory_by_phase(peaks: Mapping[str, int]) -> dict[str, float]:
     """The metrics of a step. ``peaks``: in bytes, by phase; see ``ActorGroup.take_peaks``."""
     return {f"memory/{phase}_peak_gib": peak / 2**30 for phase, peak in peaks.items()}
+
+
+def value_metrics(result: ValueResult) -> dict[str, float]:
+    """``value/...`` of an update of PPO's value model."""
+    minibatches = result.minibatches
+    metrics = {
+        f"value/{name}": sum(one[name] for one in minibatches) / len(minibatches)
+        for name in minibatches[0]
+        if name not in ("discarded", "lr")
+    }
+    metrics["value/lr"] = minibatches[-1]["lr"]
+    metrics["value/discarded_minibatches"] = sum(one["discarded"] for one in minibatches)
+    return metrics | _fit_metrics(result.moments)
+
+
+def _fit_metrics(moments: Moments) -> dict[str, float]:
+    """How well the values from before the update predicted the returns."""
+    count = moments.count
+    if not count:
+        return {}
+    mean = moments.return_sum / count
+    # Rounding may leave a tiny negative number.
+    spread = max(moments.return_square_sum / count - mean**2, 0.0)
+    left = max(moments.error_square_sum / count - (moments.error_sum / count) ** 2, 0.0)
+    # Returns that are all equal differ by rounding alone.
+    equal = spread <= 1e-14 * moments.return_square_sum / count
+    return {
+        "value/mean": moments.value_sum / count,
+        "value/return_mean": mean,
+        "value/explained_variance": float("nan") if equal else 1.0 - left / spread,
+    }

@@ -18,18 +18,20 @@ from rlmath.cluster.placement import Places, place
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.reward import RewardConfig, WorkersOn
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import Config, Device, OnRewardError
+from rlmath.data import load_tokenizer
 from rlmath.device import choose_platform
 from rlmath.device.residue import check_engine_room
 from rlmath.engines.requests import EngineSpec
+from rlmath.environments.chosen import Chosen
 from rlmath.grading import MathGrader
 from rlmath.grading.settings import workers_for
 from rlmath.model.folder import TINY
 from rlmath.model.spec import read_model_spec
-from rlmath.monitor.startup import Say, StartLog
+from rlmath.monitor.startup import StartLog
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout.collect import Collector
-from rlmath.rollout.environments import episodes_of
 from rlmath.rollout.episodes import Episodes
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampling import Sampling
@@ -130,7 +132,7 @@ def open_training(
         places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
-        settings = training_ranks(config, layout, offloads=True)
+        settings = training_ranks(config, layout)
         actor = _actor(
             machine, settings, places, shares_gpus=spec.sleeps, nsys_folder=nsys_folder(config)
         )
@@ -157,7 +159,7 @@ class _Machine:
 
     config: Config
     layout: RunLayout
-    say: Say
+    say: StartLog
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Places]:
@@ -236,10 +238,23 @@ def _engine_teacher(machine: _Machine, pool: RolloutPool) -> Teacher:
 
 
 def _episodes(config: Config, stack: contextlib.ExitStack) -> Episodes | None:
-    """Answers of the model's turns, until the stack's end; ``None``: there is one turn."""
-    episodes = episodes_of(config)
-    if episodes is not None:
-        stack.callback(episodes.close)
+    """Answers of the model's turns, until the stack's end; ``None``: each response is one turn.
+    Raises UserError: no sandbox works on this machine, or the model has no tokenizer."""
+    rollout = config.rollout
+    if not has_turns(rollout):
+        return None
+    tokenizer, chosen = load_tokenizer(config.model.path), Chosen(rollout)
+    turn_format = chosen.format_of(config, tokenizer)
+    parallel = rollout.parallel_calls or os.cpu_count() or 1
+    episodes = Episodes(
+        chosen.environment(turn_format, parallel),
+        turn_format,
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        max_turns=rollout.max_turns,
+        wall_s=rollout.tools_timeout_s,
+        parallel=parallel,
+    )
+    stack.callback(episodes.close)
     return episodes
 
 
@@ -266,7 +281,7 @@ def _checked_rewards(config: Config, problems: Iterable[Problem]) -> Iterator[Re
         yield rewards
 
 
-def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
+def start(actor: ActorGroup | None, pool: RolloutPool | None, say: StartLog) -> None:
     """Start ranks and engines, side by side unless they share GPUs.
 
     vLLM sizes its KV cache by the GPU's free memory before and after a trial run, and its check at

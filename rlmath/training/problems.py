@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlmath.checks.prompt_style import expects_request
 from rlmath.config.schema import Config
-from rlmath.data import Stream, load_problems, problems_of
+from rlmath.data import Stream, load_problems
 from rlmath.data.mixture import stream_of
 from rlmath.data.prompt_report import too_few
 from rlmath.data.source_stream import SourceStream, first_rows
@@ -33,8 +33,8 @@ def open_problems(
     graded, needs_box = reads_golds(config.reward), expects_request(config)
     if data.source is not None:
         rows = first_rows(data, LOOKED_AT)
-        problems, report = problems_of(
-            rows, [data.source], data, tokenizer, graded=graded, needs_box=needs_box
+        problems, report = load_problems(
+            [data.source], data, tokenizer, rows=rows, graded=graded, needs_box=needs_box
         )
         said = f"the first {report.describe(data.max_prompt_tokens)}"
         print(f"data     training problems: {data.source}, {said}", flush=True)

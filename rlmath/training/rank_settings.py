@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 LOGS = "logs"
 
 
-def training_ranks(config: Config, layout: RunLayout, *, offloads: bool = False) -> ActorSettings:
-    """Ranks of reinforcement learning. ``offloads``: there are engines to make room for."""
+def training_ranks(config: Config, layout: RunLayout) -> ActorSettings:
+    """Ranks of reinforcement learning."""
     settings = actor_settings(
         config,
         layout,
@@ -39,13 +39,12 @@ def training_ranks(config: Config, layout: RunLayout, *, offloads: bool = False)
         policy_updates(config),
         config.rollout.temperature,
     )
-    if offloads:
-        settings = dataclasses.replace(
-            settings,
-            offload=config.actor.offload.value,
-            offload_in_backward=config.actor.offload_in_backward,
-        )
-    settings = dataclasses.replace(settings, routing_replay=config.actor.routing_replay.value)
+    settings = dataclasses.replace(
+        settings,
+        offload=config.actor.offload.value,
+        offload_in_backward=config.actor.offload_in_backward,
+        routing_replay=config.actor.routing_replay.value,
+    )
     return dataclasses.replace(settings, value=value_model_settings(config, settings))
 
 

@@ -96,7 +96,7 @@ def fine_tune(config: Config) -> int:
                 with monitor.phase("save"), signals_wait("a save"):
                     saver.save()
         with signals_wait("a save"):
-            saver.finish()
+            saver.poll(wait=True)
         adapters = run_dir / "sft_adapter" if config.actor.lora.rank else None
         run.actor.save_hf(run_dir / "sft", adapters)
     note_export(run_dir, sft.steps, "sft")

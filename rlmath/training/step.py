@@ -45,13 +45,13 @@ from rlmath.training.metrics import (
     off_policy_metrics,
     rollout_metrics,
     update_metrics,
+    value_metrics,
 )
 from rlmath.training.mismatch import correction_metrics, mismatch_metrics
 from rlmath.training.opening import Running, RunningRanks
 from rlmath.training.plan import complete, plan_step
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
-from rlmath.training.values import value_metrics
 from rlmath.types import Group, TrainingBatch
 
 

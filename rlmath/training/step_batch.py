@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,11 @@ from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.types import Group
 
 
-class StepSequences(Sequences, Protocol):
-    """Sequences of samples, or of a kept batch."""
-
-    def __len__(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class StepBatch:
     """A step's sequences with their rewards."""
 
-    sequences: StepSequences  # N, to shard over the ranks.
+    sequences: Sequences  # N, to shard over the ranks.
     keys: tuple[str, ...]  # PROBLEM/INDEX of each.
     takes_part: Tensor  # [N] bool, whether the sequence is in the loss.
     rewards: SampleRewards  # Rewards of each sequence.

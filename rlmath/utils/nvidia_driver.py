@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 # Minimum driver for the CUDA 13 of requirements/cuda.lock; older ones load it and find no device.
 LEAST_DRIVER = 580
-TIMEOUT_S = 30
+TIMEOUT_S = 30.0
 
 
 def driver_version() -> str | None:
     """Such as ``580.65.06``; ``None`` without ``nvidia-smi``, or if it finds no driver."""
-    found = _query("driver_version")
+    found = _numbers("driver_version")
     return found[0] if found else None
 
 
@@ -21,25 +20,31 @@ def compute_capability() -> tuple[int, int] | None:
 
     Includes GPUs that ``CUDA_VISIBLE_DEVICES`` hides: they are mostly alike.
     """
-    pairs = [one.split(".") for one in _query("compute_cap")]
+    pairs = [one.split(".") for one in _numbers("compute_cap")]
     return min(((int(major), int(minor)) for major, minor in pairs), default=None)
 
 
-def _query(field: str) -> list[str]:
-    """Output of ``nvidia-smi`` for each GPU; empty without it, or if it finds no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+def query(*what: str) -> list[list[str]]:
+    """The cells of each line of ``nvidia-smi``'s table; none without it, or if it fails."""
+    text = output_of("nvidia-smi", *what, "--format=csv,noheader,nounits")
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+
+
+def output_of(*command: str) -> str:
+    """What a program prints; empty without it, or if it fails."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = done.stdout.split()
-    if done.returncode or not all(line[0].isdigit() for line in lines):
-        return []
-    return lines
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _numbers(field: str) -> list[str]:
+    """A number, maybe with dots, for each GPU; none if ``nvidia-smi`` prints something else."""
+    found = [row[0] for row in query(f"--query-gpu={field}")]
+    return found if all(one[:1].isdigit() for one in found) else []
 
 
 def is_too_old(version: str) -> bool:

@@ -204,7 +204,11 @@ class BucketGatherer:
         routes: ExpertRoutes | None = None,
         names: Collection[str] | None = None,
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """Gather all buckets in order (see ``rlmath.weights.megatron.hf_tensors``).
+        """Gather all buckets as Hugging Face tensors, in model order.
+
+        Collective over ``parallel.group``: every rank must iterate to the end. Ranks other than the
+        destination get an empty list per bucket. The caller owns the tensors: they are not views of
+        parameters.
 
         Args:
             destination: Global rank that gets the tensors; ``None``: all ranks of the group.
@@ -298,13 +302,6 @@ class BucketGatherer:
         if self.parallel.group is not None:
             dist.all_reduce(sums, group=self.parallel.group)
         return {meta.name: value for meta, value in zip(self.tensors, sums.tolist(), strict=True)}
-
-    @torch.no_grad()
-    def check_replicas(self) -> None:
-        """Check that ranks with the same part of the model have the same values. Collective over
-        the group. Raises WeightsError: on all ranks; names a tensor and two ranks that differ."""
-        if drifted := self.find_drift():
-            raise WeightsError(drifted)
 
     @torch.no_grad()
     def find_drift(self, known: Mapping[Run, int] | None = None) -> str:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlmath.errors import WeightsError
 from rlmath.model.spec import ModelSpec, model_spec, read_config
 from rlmath.weights.model_folder import (
     INDEX_FILE,
-    LFS_POINTER,
     SINGLE_FILE,
     TOKENIZER_FILES,
     check_target,
-    is_lfs_pointer,
     listed_files,
-    new_partial,
-    put_in_place,
-    sync,
+    open_tensors,
+    replacing_folder,
 )
 from rlmath.weights.pieces import file_tensors, hf_shapes, table_name
 
@@ -83,16 +79,11 @@ class HfFolderReader:
         if file not in self._files:
             path = self.folder / file
             try:
-                self._files[file] = safe_open(str(path), framework="pt")
+                self._files[file] = open_tensors(path)
             except FileNotFoundError:
                 raise WeightsError(
                     f"{path} is listed in {INDEX_FILE} and missing; the copy is incomplete"
                 ) from None
-            except SafetensorError as error:
-                with path.open("rb") as stream:
-                    if is_lfs_pointer(stream.read(8)):
-                        raise WeightsError(f"{path} {LFS_POINTER}") from None
-                raise WeightsError(f"{path} is cut off or no safetensors file: {error}") from None
         return self._files[file]
 
     def _slice(self, name: str) -> Any:
@@ -139,21 +130,22 @@ class HfFolderReader:
     def __enter__(self) -> HfFolderReader:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class HfFolderWriter:
-    """Writes a Hugging Face folder tensor by tensor; it appears when it is complete.
+@contextlib.contextmanager
+def hf_folder_writer(
+    folder: str | Path,
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    source: str | Path,
+    shard_size_mib: int = 4096,
+    overwrite: bool = False,
+) -> Iterator[HfFolderWriter]:
+    """Write a Hugging Face folder tensor by tensor; it appears when it is complete.
 
-    Until then it is a hidden folder next to the target. Leftovers of killed processes are removed.
-    Use it as a context manager: leaving it normally finishes the folder, leaving it with an error
-    removes it. Raises UserError: a file with the folder's name exists.
+    Until then it is a hidden folder next to the target, which is removed after an error. Leftovers
+    of killed processes are removed. Raises UserError: a file with the folder's name exists.
 
     Args:
         folder: Target folder. An older model there is replaced; files in it that do not belong to a
@@ -163,27 +155,35 @@ class HfFolderWriter:
         shard_size_mib: Maximum size of a file.
         overwrite: Replace everything in the folder.
     """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        check_target(folder)
+    with replacing_folder(folder, overwrite=overwrite) as partial:
+        writer = HfFolderWriter(partial, tensors, shard_size_mib)
+        try:
+            yield writer
+            writer.finish()
+        finally:
+            writer.close()
+        dtype = next(iter(tensors.values()))[1]
+        write_model_files(partial, Path(source), dtype, folder.name)
+
+
+class HfFolderWriter:
+    """The safetensors of a folder, and their index. See :func:`hf_folder_writer`."""
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: Path,
         tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
-        source: str | Path,
-        shard_size_mib: int = 4096,
-        overwrite: bool = False,
+        shard_size_mib: int,
     ) -> None:
-        self.folder = Path(folder)
-        if self.folder.exists() and not self.folder.is_dir():
-            check_target(self.folder)
-        self._source = Path(source)
-        self._tensors = dict(tensors)
+        self._folder, self._tensors = folder, dict(tensors)
         self._shards = _cut_into_shards(self._tensors, shard_size_mib * 2**20)
         self._order = iter([(name, i) for i, shard in enumerate(self._shards) for name in shard])
         self._open_file: IO[bytes] | None = None
         self._open_shard = -1
         self._added = 0
-        self._overwrite = overwrite
-        self._partial = new_partial(self.folder)
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Write the next tensor. Raises WeightsError: it is not the next announced tensor."""
@@ -197,7 +197,7 @@ class HfFolderWriter:
                 f"{tuple(tensor.shape)} {tensor.dtype}"
             )
         if shard != self._open_shard:
-            self._close_shard()
+            self.close()
             self._open_file = self._begin_shard(shard)
         assert self._open_file is not None
         flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -205,48 +205,20 @@ class HfFolderWriter:
         self._added += 1
 
     def finish(self) -> None:
-        """Write the index, the configs and the tokenizer, then move the folder into place. Raises
-        WeightsError: announced tensors are missing."""
+        """Write the index. Raises WeightsError: announced tensors are missing."""
         if self._added != len(self._tensors):
             missing = list(self._tensors)[self._added]
             raise WeightsError(
-                f"{self.folder}: {self._added} of {len(self._tensors)} tensors came; "
+                f"{self._folder}: {self._added} of {len(self._tensors)} tensors came; "
                 f"the next would be {missing}"
             )
-        self._close_shard()
         if len(self._shards) > 1:
             self._write_index()
-        dtype = next(iter(self._tensors.values()))[1]
-        write_model_files(self._partial, self._source, dtype, self.folder.name)
-        for path in self._partial.iterdir():
-            sync(path)
-        sync(self._partial)
-        put_in_place(self._partial, self.folder, overwrite=self._overwrite)
 
-    def abort(self) -> None:
-        """Remove the unfinished folder."""
+    def close(self) -> None:
+        """Close the open shard."""
         if self._open_file is not None:
             self._open_file.close()
-            self._open_file = None
-        shutil.rmtree(self._partial, ignore_errors=True)
-
-    def __enter__(self) -> HfFolderWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self.abort()
-            return
-        try:
-            self.finish()
-        except BaseException:
-            self.abort()
-            raise
 
     def _shard_name(self, shard: int) -> str:
         if len(self._shards) == 1:
@@ -269,15 +241,10 @@ class HfFolderWriter:
         text = json.dumps(header).encode()
         # Readers map the file and expect aligned data.
         text += b" " * (-len(text) % 8)
-        file = open(self._partial / self._shard_name(shard), "wb")  # noqa: SIM115
+        file = open(self._folder / self._shard_name(shard), "wb")  # noqa: SIM115
         file.write(len(text).to_bytes(8, "little") + text)
         self._open_shard = shard
         return file
-
-    def _close_shard(self) -> None:
-        if self._open_file is not None:
-            self._open_file.close()
-            self._open_file = None
 
     def _write_index(self) -> None:
         total = sum(_num_bytes(shape, dtype) for shape, dtype in self._tensors.values())
@@ -285,7 +252,7 @@ class HfFolderWriter:
             name: self._shard_name(i) for i, shard in enumerate(self._shards) for name in shard
         }
         _write_json(
-            self._partial / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": where}
+            self._folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": where}
         )
 
 

@@ -8,19 +8,18 @@ current one, so a rank has two buckets of whole tensors and never the whole mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fuse_for_files
+from rlmath.weights.hf_files import HfFolderReader, fuse_for_files, hf_folder_writer
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
     EMBEDDING,
@@ -94,33 +93,6 @@ def check_folder(reader: HfFolderReader, spec: ModelSpec) -> None:
         )
 
 
-def hf_tensors(
-    model_chunks: Sequence[nn.Module],
-    spec: ModelSpec,
-    parallel: ParallelRank,
-    bucket_size_mib: float = BUCKET_MIB,
-    destination: int | None = 0,
-    dtype: torch.dtype | None = None,
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """Gather the model as Hugging Face tensors, bucket by bucket.
-
-    Collective over ``parallel.group``: every rank must iterate to the end.
-
-    Args:
-        model_chunks: As for ``load_from_hf``.
-        bucket_size_mib: Approximate total size of a bucket's whole tensors; a larger tensor is its
-            own bucket.
-        destination: Global rank that gets the tensors; ``None``: all ranks of the group.
-        dtype: Type to send; ``None``: each parameter's own.
-
-    Yields:
-        Name and tensor in model order, the same on each run; an empty list per bucket on other
-        ranks. The caller owns the tensors: they are not views of parameters.
-    """
-    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype)
-    yield from gatherer.gather(destination)
-
-
 def save_to_hf(
     gatherer: BucketGatherer,
     spec: ModelSpec,
@@ -132,7 +104,7 @@ def save_to_hf(
     """Write the model as a Hugging Face folder; it appears when it is complete.
 
     Collective over all ranks; global rank 0 writes. Returns on every rank when the folder is
-    complete. Raises WeightsError: as ``hf_tensors``, or on the writing rank if the folder cannot be
+    complete. Raises WeightsError: on the writing rank if the folder cannot be
     written.
 
     Args:
@@ -146,7 +118,7 @@ def save_to_hf(
         types = {meta.name: meta.dtype for meta in gatherer.tensors}
         parts, shapes = file_tensors(spec), file_shapes(spec)
         announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
-        with HfFolderWriter(folder, announced, source, shard_size_mib, overwrite) as writer:
+        with hf_folder_writer(folder, announced, source, shard_size_mib, overwrite) as writer:
             tensors = itertools.chain.from_iterable(gatherer.gather(0))
             for name, tensor in fuse_for_files(spec, tensors):
                 writer.add(name, tensor)

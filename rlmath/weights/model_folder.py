@@ -7,6 +7,7 @@ makes (notes, results, other models) are *foreign*, and so is everything in a fo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fnmatch
@@ -15,9 +16,11 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from rlmath.checkpoint.manifest import sync
 from rlmath.errors import UserError, WeightsError
 
 TOKENIZER_FILES = (
@@ -85,6 +88,21 @@ def listed_files(folder: Path) -> dict[str, str]:
     return dict(listed)
 
 
+def open_tensors(path: Path) -> Any:
+    """Open a safetensors file. Raises OSError; and WeightsError: it is damaged, or a pointer."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(str(path), framework="pt")
+    except SafetensorError as error:
+        with path.open("rb") as stream:
+            if is_lfs_pointer(stream.read(8)):
+                raise WeightsError(f"{path} {LFS_POINTER}") from None
+        raise WeightsError(
+            f"{path} is cut off or no safetensors file ({error}); fetch or save it again"
+        ) from None
+
+
 def is_lfs_pointer(start: bytes) -> bool:
     """Whether a file starts like a Git LFS pointer, which replaces a large file."""
     return start.startswith(b"version ")
@@ -143,7 +161,23 @@ def replaced_source(folder: Path, sources: Iterable[Path]) -> Path | None:
     return None
 
 
-def new_partial(folder: Path) -> Path:
+@contextlib.contextmanager
+def replacing_folder(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A new folder to write into. It takes the place of ``folder`` when the block ends, as in
+    :func:`put_in_place`, and is removed after an error."""
+    partial = _new_partial(folder)
+    try:
+        yield partial
+        for path in partial.iterdir():
+            sync(path)
+        sync(partial)
+        put_in_place(partial, folder, overwrite=overwrite)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _new_partial(folder: Path) -> Path:
     """A new empty folder next to ``folder`` to write into; leftovers of this host's dead processes
     for the same folder are removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +197,7 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
     """Move a complete folder into place; readers see the old or the new one, never a mixture.
 
     Args:
-        partial: From :func:`new_partial`, on the same file system.
+        partial: Folder on the same file system.
         folder: Target. Foreign entries of an older folder there are moved into the new one.
         overwrite: Delete them instead.
     """
@@ -182,15 +216,6 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
         if not (folder / name).exists():
             (old / name).rename(folder / name)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a folder's names to disk before anything relies on them."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _exchange(one: Path, other: Path) -> None:

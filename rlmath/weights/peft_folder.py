@@ -7,14 +7,12 @@ tensor is ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,13 +21,7 @@ from rlmath.model.lora import Lora, adapter_shapes
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.model_folder import (
-    LFS_POINTER,
-    is_lfs_pointer,
-    new_partial,
-    put_in_place,
-    sync,
-)
+from rlmath.weights.model_folder import open_tensors, replacing_folder
 from rlmath.weights.parameters import LocalParameter
 from rlmath.weights.pieces import NOT_FINITE, first_of
 
@@ -86,20 +78,11 @@ def write_adapters(
         base_model: As in :func:`adapter_config`.
         tensors: Tensors by the names of ``adapter_shapes``.
     """
-    folder = Path(folder)
-    partial = new_partial(folder)
-    try:
+    with replacing_folder(Path(folder)) as partial:
         config = json.dumps(adapter_config(lora, base_model), indent=2)
         (partial / CONFIG_FILE).write_text(config + "\n", encoding="utf-8")
         named = {_PREFIX + name: one.detach().cpu().contiguous() for name, one in tensors.items()}
         save_file(named, partial / TENSORS_FILE, metadata={"format": "pt"})
-        for path in partial.iterdir():
-            sync(path)
-        sync(partial)
-        put_in_place(partial, folder, overwrite=False)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def save_adapters(
@@ -203,14 +186,6 @@ def load_adapters(
 def _open(folder: str | Path) -> Any:
     path = Path(folder) / TENSORS_FILE
     try:
-        return safe_open(path, "pt")
+        return open_tensors(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error}") from None
-    except SafetensorError as error:
-        with path.open("rb") as stream:
-            pointer = is_lfs_pointer(stream.read(8))
-        raise WeightsError(
-            f"{path} {LFS_POINTER}"
-            if pointer
-            else f"{path} is cut off or no safetensors file ({error}); fetch or save it again"
-        ) from None

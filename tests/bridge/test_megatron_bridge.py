@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import read_model_spec
-from rlmath.weights.megatron import hf_tensors, load_from_hf
+from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.megatron import load_from_hf
 from rlmath.weights.pieces import walk
 from tests.support import models
 from tests.unit.weights.model_ranks import modules_like
@@ -57,7 +58,8 @@ def _write(family, folder):
         if aliases[0] in ours:
             names[aliases[0]] = aliases
     (folder / "names.json").write_text(json.dumps(names))
-    exported = dict(pair for bucket in hf_tensors([root], spec, ONE) for pair in bucket)
+    buckets = BucketGatherer([root], spec, ONE).gather(0)
+    exported = dict(pair for bucket in buckets for pair in bucket)
     save_file(exported, folder / "exported.safetensors")
 
 

@@ -24,32 +24,6 @@ def test_transformers_has_no_mimo():
     assert not hasattr(transformers, "MiMoForCausalLM"), f"{REFUSED}MiMo-7B"
 
 
-def test_glm_flash_has_latent_attention_without_yarn():
-    """It needs the kernel below on a CPU; on GPUs latent attention is refused."""
-    from transformers import Glm4MoeLiteConfig
-
-    config = Glm4MoeLiteConfig()
-    assert config.kv_lora_rank and config.rope_interleave
-    assert config.rope_parameters["rope_type"] == "default", f"{REFUSED}GLM-4.7-Flash"
-
-
-def test_gemma_has_norms_an_activation_and_an_embedding_of_its_own():
-    """Gemma 3 breaks what ``rlmath.model.families.Family`` says that all families have."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
-    model = Gemma3ForCausalLM(Gemma3TextConfig(**sizes, **heads)).model
-    layer, x = model.layers[0], torch.randn(3, 16)
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
-    for norm in (*norms, layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm):
-        torch.nn.init.zeros_(norm.weight)
-        normed = torch.nn.functional.rms_norm(x, (16,), eps=norm.eps)
-        torch.testing.assert_close(norm(x), normed)
-    assert "gelu" in type(layer.mlp.act_fn).__name__.lower(), f"{REFUSED}Gemma 3"
-    assert float(model.embed_tokens.embed_scale) == 4.0
-
-
 @pytest.mark.parametrize(("heads", "wrong"), [(1, False), (2, True)])
 def test_vllm_rotates_neighboring_pairs_of_several_heads_wrongly(heads, wrong):
     """On a CPU, of ``[tokens, heads, dim]``; DeepSeek's yarn does not go through this kernel.

@@ -1,8 +1,5 @@
 """Layers and FP8 that Megatron builds of Transformer Engine."""
 
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,21 +7,13 @@ import pytest
 
 from tests.contracts.te_expected import MODULES, check
 from tests.contracts.te_fp8_program import MICRO_BATCHES, RECOMPUTE
+from tests.support.program_answers import answer_of
 
 
 @pytest.fixture(scope="module")
 def models():
     """In a separate process: Megatron looks for Transformer Engine when it is imported."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_layers_program", "stand_in"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    return found
+    return answer_of("tests.contracts.te_layers_program", "stand_in")
 
 
 @pytest.mark.parametrize("case", MODULES)
@@ -73,16 +62,7 @@ def test_no_micro_batch_is_a_first_one():
 @pytest.fixture(scope="module")
 def passes():
     """In a separate process: Megatron looks for Transformer Engine when it is imported."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_fp8_program"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    return found
+    return answer_of("tests.contracts.te_fp8_program")
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)

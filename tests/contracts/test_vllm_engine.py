@@ -1,12 +1,12 @@
 """vLLM's engine and its FP8, as far as a table of rows does not say it."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
-from vllm.engine import arg_utils
 
-from rlmath.config.engine_arguments import RESERVED, known_arguments
+from rlmath.config.engine_arguments import RESERVED, further_arguments, known_arguments
 from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, CPU_SCHEDULER, FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.engines.routes import RouteSpec
@@ -90,6 +90,9 @@ def test_arguments_of_a_cuda_engine():
     assert (given.max_num_batched_tokens, given.async_scheduling) == (8192, True)
     assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
     assert given.enable_chunked_prefill and given.scheduler_cls == ASYNC_SCHEDULER
+    shared = further_arguments("benchmarks/shared_gpu.py:kv_cache", "cuda", SimpleNamespace(gib=2))
+    given = vllm_arguments(spec("cuda", 1, arguments=shared))
+    assert given.kv_cache_memory_bytes == 2 * 2**30
 
 
 def test_a_cpu_engine_returns_routes_without_short_steps_too():
@@ -102,6 +105,8 @@ def test_a_cpu_engine_returns_routes_without_short_steps_too():
 
 def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):
     """A plug-in's engine arguments are refused where they are rlmath's, and no others are."""
+    from vllm.engine import arg_utils
+
     assert known_arguments() == {one.name for one in dataclasses.fields(arg_utils.EngineArgs)}
     monkeypatch.setattr(arg_utils, "EngineArgs", dict)
     lora, precision = Lora(8, 16.0, ("q_proj",)), Precision(lm_head_dtype="float32")

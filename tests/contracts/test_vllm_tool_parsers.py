@@ -1,8 +1,8 @@
 """vLLM's parsers read a finished text without a server, and why two formats have rlmath's."""
 
 import pytest
-from vllm.tool_parsers import ToolParserManager
 
+from rlmath.checks.tools import tool_problems
 from rlmath.config.load import load
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.engines.tool_parsers import vllm_tool_parser
@@ -66,7 +66,8 @@ def test_a_parser_that_fails_is_an_error_that_the_model_reads(tokenizer, monkeyp
         def extract_tool_calls(self, *given):
             raise KeyError("name")
 
-    monkeypatch.setattr(ToolParserManager, "get_tool_parser", lambda name: Fails)
+    manager = "vllm.tool_parsers.ToolParserManager"
+    monkeypatch.setattr(f"{manager}.get_tool_parser", lambda name: Fails)
     with pytest.raises(ValueError, match="cannot be read"):
         vllm_tool_parser("own", tokenizer, [SCHEMA])("<tool_call>")
 
@@ -75,6 +76,11 @@ def test_a_parser_that_is_not_there_is_refused(tokenizer):
     for name in ("qwen9", "llama3_json"):  # The latter needs Llama's tokens.
         with pytest.raises(ConfigError, match=rf"rollout\.tool_parser={name}: "):
             vllm_tool_parser(name, tokenizer, [SCHEMA])
+    given = ["tools=[python,no]", "tool_format=chat", "tool_parser=qwen9", "python_provider=e"]
+    config = load(["model.path=m", "runner.run_dir=r", *(f"rollout.{one}" for one in given)])
+    problems = "".join(tool_problems(config))
+    for setting in ("tools=no", "tool_parser=qwen9", "python_provider=e"):
+        assert f"rollout.{setting}: " in problems, "all of them are named at once"
 
 
 def test_vllms_parser_of_hermes_takes_what_it_cannot_read_for_the_answer(tokenizer):

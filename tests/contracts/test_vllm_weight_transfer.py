@@ -4,11 +4,8 @@ Streams, the allocator and the wire are played (``fake_cuda.py``, ``vllm_worker.
 packs, sends, takes apart and loads is vLLM's and the project's own code.
 """
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,8 +26,10 @@ from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
+from rlmath.weights.gather import BucketGatherer
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
 from tests.contracts.vllm_worker import join, plan_for
+from tests.support.program_answers import answer_of
 from tests.unit.weights.model_ranks import gatherer_of, modules_like
 from tests.unit.weights.shapes import QWEN2, QWEN3_MOE
 
@@ -117,11 +116,7 @@ def test_vllm_refuses_unaligned_tensors():
 
 def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_world(tmp_path):
     """Four ranks and two engines of two GPUs: rank 0 calls the first, rank 2 the second."""
-    program = [sys.executable, "-m", "tests.contracts.ipc_ranks", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": "."}
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
-    assert not done.returncode, done.stderr[-4000:]
-    ranks = json.loads(done.stdout.splitlines()[-1])
+    ranks = answer_of("tests.contracts.ipc_ranks", tmp_path)
     assert [rank["of_world"] for rank in ranks] == [[]] * 4
 
     def update(*gpus):
@@ -242,7 +237,9 @@ def rank_of(patch):
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, [], None, CUDA)
     rank.actor = SimpleNamespace(
-        merger=lambda: None, chunks=[module], spec=DENSE, parallel=parallel, device_state=state
+        merger=lambda: None,
+        gatherer=partial(BucketGatherer, [module], DENSE, parallel),
+        device_state=state,
     )
     return rank
 

@@ -27,6 +27,7 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.rank_step import RankStep, StepResult
 from rlmath.actor.value import ValueModel
+from rlmath.commands.drill.material import model_config
 from rlmath.commands.drill.shrink import shrink
 from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.groups import options
@@ -51,11 +52,10 @@ from rlmath.training.checks.still_weights import (
     has_frozen_weights,
 )
 from rlmath.training.checks.unchanged import ChangedWeights
-from rlmath.training.metrics import update_metrics
+from rlmath.training.metrics import update_metrics, value_metrics
 from rlmath.training.plan import plan_step
 from rlmath.training.rank_settings import actor_settings, value_model_settings
 from rlmath.training.step_batch import StepBatch
-from rlmath.training.values import value_metrics
 from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample, Segments
 from rlmath.weights.gather import BucketGatherer, WeightChanges
 from tests.distributed.rank_pool import RankPool
@@ -159,16 +159,13 @@ CASES: dict[str, Case] = {
 
 def write_model(folder: Path, fields: dict[str, Any]) -> None:
     """A model of a family with random weights."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
-    kind = next(kind for kind, one in names if one == fields["architectures"][0])
     torch.manual_seed(0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**fields | ends))
+    model = AutoModelForCausalLM.from_config(model_config(fields | ends))
     model.save_pretrained(folder)
 
 

@@ -26,7 +26,6 @@ from rlmath.cluster import placement
 from rlmath.cluster.session import without_services
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
-from rlmath.device.gpu_probe import GpuReport
 from rlmath.engines.requests import EngineSpec
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -118,6 +117,22 @@ def here():
     return {"node": context.get_node_id(), "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
 
 
+class Report:
+    """A GpuReport for who receives it; its package would import torch into every worker."""
+
+    def __init__(self, *fields):
+        self.fields = fields
+
+    def __reduce__(self):
+        return gpu_report, self.fields
+
+
+def gpu_report(*fields):
+    from rlmath.device.gpu_probe import GpuReport
+
+    return GpuReport(*fields)
+
+
 def forged_probe(names, broken):
     """In the place of the probe, which needs a GPU: a GPU is broken if it is in the list."""
 
@@ -126,7 +141,7 @@ def forged_probe(names, broken):
         (gpu,) = found["gpus"]
         host = f"host-{names[found['node']]}"
         fault = "forged fault (XID 79 in the kernel's log)" if f"{host}/{gpu}" in broken else ""
-        return GpuReport(host, gpu, fault)
+        return Report(host, gpu, fault)
 
     return probe
 

@@ -37,7 +37,8 @@ BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
     ("layout", "changes", "in_background"),
     [
         (TP2, changes_of(True), True),
-        (TP2, changes_of(False, model=BF16), False),
+        # tests/faults saves in the foreground.
+        pytest.param(TP2, changes_of(False, model=BF16), False, marks=pytest.mark.long),
         (DP2, changes_of(True, model=BF16), True),
     ],
     ids=["tp2 background", "tp2 plain, bfloat16", "dp2 bfloat16, background"],
@@ -68,7 +69,8 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize(
     ("before", "after", "distributed"),
     [
-        (TP2, Layout(1, 2, 1, pipeline_layers=(1, 3)), False),
+        # tests/faults changes tensor parallelism to pipeline stages.
+        pytest.param(TP2, Layout(1, 2, 1, pipeline_layers=(1, 3)), False, marks=pytest.mark.long),
         (Layout(2, 2, 1, pipeline_layers=(3, 1)), DP2, True),
         (Layout(1, 1, 1), Layout(2, 1, 1, context_parallel=2), True),
     ],

@@ -16,7 +16,16 @@ from tests.distributed.rank_pool import RankPool
 SIGMOID = "MoE, sigmoid, EP 2"
 
 
-@pytest.mark.parametrize("name", ["continuous", "tools, value model", "distill", SIGMOID])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Checks would end runs of the command line too: tests/e2e/test_schedule_runs.py and
+        # test_lora_run.py.
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("continuous", "distill")),
+        "tools, value model",
+        SIGMOID,
+    ],
+)
 def test_no_check_says_anything_of_healthy_steps(ranks, name):
     assert run(ranks, CASES[name], 3) == []
 

@@ -122,7 +122,7 @@ def test_bfloat16_rounds_the_weights_and_not_the_decay(ranks, models):
     assert float((values.log_probs.double() - right.double()).abs().max()) < 0.05
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3_next", marks=pytest.mark.long)])
 def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(ranks, models, tmp_path, family):
     changes = changes_of(True)
     straight = []

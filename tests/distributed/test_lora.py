@@ -17,7 +17,7 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.checkpoint.state import begin_saves, load_model, save_model
 from rlmath.errors import UserError
 from rlmath.model.lora import (
     ALL_TARGETS,
@@ -332,7 +332,7 @@ def run_merged(layout, platform, model, folder, lora):
     assert worker.weights_fingerprints(part) == in_slice
     assert in_slice["model.norm.weight"] == here["model.norm.weight"]
     sent = {name: one for bucket in worker.gatherer.gather(None) for name, one in bucket}
-    worker.gatherer.check_replicas()
+    assert not worker.gatherer.find_drift()
     worker.save_hf(f"{folder}/hf", model, f"{folder}/hf_adapter")
     assert fingerprints(sent.items()) == here
     assert in_slice == {name: fingerprint_in(part, name, sent[name], 0, 0) for name in part}
@@ -420,10 +420,10 @@ def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
     if before:
         actor.load_parameters()
         with actor.device_state.optimizer_readable():
-            pending = begin_save(actor, folder, in_background=True)
+            pending = begin_saves({"actor": actor}, folder)
         # The checkpoint has the state of this moment, whatever happens meanwhile.
         result = [actor.update(batch, PLAIN, seed=before + s).minibatches[0] for s in range(after)]
-        pending.wait()
+        pending.result()
     else:
         actor.device_state.load("parameters", "gradients", "optimizer")
         load_model(actor, folder)
@@ -435,13 +435,17 @@ def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
     ("layout", "changes", "make", "lora"),
     [
         (Layout(1, 1, 2), {"offload": "optimizer"}, None, ALL),
-        (
+        # Other kinds of matrices, and another optimizer.
+        pytest.param(
             Layout(2, 1, 1),
             {"optimizer": {"distributed": False}, "model": ModelSettings(torch.bfloat16)},
             None,
             ALL,
+            marks=pytest.mark.long,
         ),
-        (Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY),
+        pytest.param(
+            Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY, marks=pytest.mark.long
+        ),
         # Nothing but experts is trained.
         (Layout(1, 1, 2, expert_parallel=2), {}, make_experts, EXPERTS),
     ],

@@ -60,7 +60,10 @@ def run(layout, platform, model, batch, modules, lora):
 @pytest.mark.parametrize(
     ("model", "layout", "modules", "lora"),
     [
-        ("tiny_model", Layout(2, 1, 2), ("core_attn", "mlp"), None),
+        # The next one with tensor ranks in the place of stages and context ranks.
+        pytest.param(
+            "tiny_model", Layout(2, 1, 2), ("core_attn", "mlp"), None, marks=pytest.mark.long
+        ),
         (
             "tiny_model",
             Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3)),

@@ -107,7 +107,8 @@ def mixture(tmp_path_factory):
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(2, 1, 2, expert_parallel=2),
+        # Ranks without stages; the next one has both.
+        pytest.param(Layout(2, 1, 2, expert_parallel=2), marks=pytest.mark.long),
         Layout(1, 2, 2, expert_parallel=2),
         Layout(1, 2, 1, virtual_stages=2),
     ],

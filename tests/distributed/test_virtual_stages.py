@@ -38,11 +38,11 @@ def seven_on_one_rank(ranks, seven_layers):
     ("layout", "changes"),
     [
         # Chunks of 2, 2, 2 and 1 layers.
-        (VP2, {}),
+        pytest.param(VP2, {}, marks=pytest.mark.long),
         # Chunks of 1, 2, 1, 1, 1 and 1, some of which recompute fewer layers than others.
         (Layout(1, 3, 1, virtual_stages=2), {"model": MODEL}),
         # Chunks of one layer but for the first.
-        (Layout(1, 2, 1, virtual_stages=3), {}),
+        pytest.param(Layout(1, 2, 1, virtual_stages=3), {}, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -294,19 +294,15 @@ def round_trip(folder, case, bucket_size_mib):
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import hf_tensors, load_from_hf
+    from rlmath.weights.megatron import load_from_hf
 
     chunks = _build(folder, case)
     spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
     load_from_hf(chunks, folder, spec, parallel)
-    to_rank_0 = dict(
-        pair
-        for bucket in hf_tensors(chunks, spec, parallel, bucket_size_mib, destination=0)
-        for pair in bucket
-    )
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib)
-    gatherer.check_replicas()
+    to_rank_0 = dict(pair for bucket in gatherer.gather(0) for pair in bucket)
+    assert not gatherer.find_drift()
     to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
     embedding = next(
         (p for c in chunks for n, p in c.named_parameters() if "word_embeddings" in n), None
@@ -458,7 +454,6 @@ def refusal(folder, case):
 
 def planted_difference(folder, case, name):
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
-    from rlmath.errors import UserError
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
@@ -471,11 +466,7 @@ def planted_difference(folder, case, name):
     if dist.get_rank() == WORLD_SIZE - 1:
         with torch.no_grad():
             dict(chunks[0].named_parameters())[name].view(-1)[0] += 0.001
-    try:
-        BucketGatherer(chunks, spec, parallel).check_replicas()
-    except UserError as error:
-        return str(error)
-    return "nothing"
+    return BucketGatherer(chunks, spec, parallel).find_drift() or "nothing"
 
 
 def save_checkpoint(folder, case, target):

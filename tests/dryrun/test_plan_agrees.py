@@ -34,9 +34,10 @@ CASES = list(dict.fromkeys([*map(with_few_layers, WHOLE), *WHOLE]))
 MOST_ERROR = 0.10
 
 
-# The plain command still counts every family, every kind of layout and the experiments on 8, 128
-# and 1,024 GPUs. These repeat a model's copies, the sizes of the 7B experiment, or a layout in
-# another size; or with all layers what is counted with few.
+# The plain command still counts every kind of model and of layout, each setting that changes a
+# phase, and an experiment on 8, 128 and 1,024 GPUs. These repeat a model's copies, another size of
+# a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
+# setting alone that another case has beside others.
 LONG = {
     *(case.name for case in WHOLE if with_few_layers(case) != case),
     *(
@@ -46,14 +47,25 @@ LONG = {
     ),
     "r1_distill_qwen_7b (8 GPUs), few layers",
     "qwen2.5_7b (8 GPUs), few layers",
+    "llama3.1_8b (8 GPUs), few layers",
+    "qwen2.5-7b-grpo-megatron (8 GPUs), few layers",
+    "qwen2.5-7b-grpo-megatron (1,024 GPUs), few layers",
+    "1.5B CP 4, odd lengths",
+    "1.5B, a sequence above the budget",
+    "30B EP 8 without recomputation",
+    "7B with a KL term",
+    "1.5B with a value model",
+    "1.5B with a value model, optimizers on the GPU for their steps",
+    "1.5B TP 1, optimizer offloaded",
     "7B PP 2",
     "7B CP 2",
     "30B EP 4",
     "DeepSeek-V3 TP 1",
-    "DeepSeek-V3 TP 2 x CP 2",
+    "DeepSeek-V3 TP 4 x PP 2",
     "1.5B TP 1 without recomputation",
     "1.5B, LoRA on queries and values",
     "30B EP 8, LoRA",
+    "30B EP 8, LoRA on experts",
     "30B EP 8 PP 2",
     "qwen2.5-7b-grpo-megatron (128 GPUs), few layers",
 }

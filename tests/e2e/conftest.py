@@ -1,7 +1,7 @@
 import pytest
 
 from tests.e2e import golden_curve
-from tests.e2e.runs import python, rlmath
+from tests.e2e.runs import python, quickstart, rlmath
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +20,11 @@ def learning_run(material, tmp_path_factory):
     run = rlmath("train", *golden_curve.settings(material, run_dir))
     assert run.returncode == 0, run.stderr
     return run_dir
+
+
+@pytest.fixture(scope="session")
+def quickstart_run(tmp_path_factory):
+    """All that the README's first command does, in fewer steps of more updates: with two updates it
+    reaches 0.6 on one CPU and 0.594 on another."""
+    run_dir = tmp_path_factory.mktemp("first") / "quickstart"
+    return quickstart(run_dir, "runner.steps=20", "algorithm.minibatches_per_step=4")

@@ -6,12 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 600
+QUICKSTART_TIMEOUT_S = 1500
+MEMORY_EVERY_S = 2.0
 # Set for every process that a test starts, to find those that stay behind.
 MARK = "RLMATH_TEST_RUN"
 
@@ -61,6 +66,45 @@ def quickstart_settings(material, run_dir):
         "actor.share_prompts=never",
         "runner.check_export_sequences=8",
     ]
+
+
+@dataclass(frozen=True)
+class QuickstartRun:
+    """A finished ``launchers/quickstart.sh``: its folder, stdout, and peak memory."""
+
+    run_dir: Path
+    output: str
+    peak_gib: float
+
+
+def quickstart(run_dir, *overrides):
+    """Run the README's first command with overrides; it has to succeed."""
+    mark = uuid.uuid4().hex
+    peak_gib = 0.0
+    ended = threading.Event()
+
+    def watch():
+        nonlocal peak_gib
+        while not ended.wait(MEMORY_EVERY_S):
+            peak_gib = max(peak_gib, marked_memory_gib(mark))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run = subprocess.run(
+            ["bash", "launchers/quickstart.sh", f"runner.run_dir={run_dir}", *overrides],
+            cwd=ROOT,
+            env=environment(mark),
+            capture_output=True,
+            text=True,
+            timeout=QUICKSTART_TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        ended.set()
+        watcher.join()
+    assert run.returncode == 0, run.stderr
+    return QuickstartRun(run_dir, run.stdout, peak_gib)
 
 
 def metrics(run_dir):

@@ -13,7 +13,6 @@ VARIES = ("timing/", "throughput/", "time_s", "memory/", "rollout/idle_share")
 REWARD = f"{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd"
 SETTINGS = [
     "actor.tensor_parallel=1",
-    "rollout.engines=2",
     "eval.every=0",
     "runner.resume=auto",
     "runner.save_every=2",
@@ -82,13 +81,10 @@ def test_algorithms_resume_bit_equal(material, straight, tmp_path):
     samples = (straight / "samples" / "step_000001.jsonl").read_text().splitlines()
     assert len(samples) == 4 * lines[0]["sampling/requested_groups"]
     assert any(json.loads(row)["finish_reason"] == "length" for row in samples)
-    assert {json.loads(row)["engine"] for row in samples} == {0, 1}
-    summary = json.loads((straight / "summary.json").read_text())
-    assert summary["layout"] == {"tp": 1, "pp": 1, "dp": 1, "cp": 1, "engines": 2}
 
-    # Samples do not depend on the number of engines.
+    # More engines give the same samples: tests/faults.
     checkpoint = straight / "checkpoints" / "step_000002"
-    train(material, resumed, f"runner.resume={checkpoint}", "rollout.engines=1")
+    train(material, resumed, f"runner.resume={checkpoint}")
 
     def comparable(folder):
         return [

@@ -188,7 +188,7 @@ def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path):
             subprocess.Popen(
                 member.command("bash", "launchers/launch_cluster.sh", "12", "quickstart"),
                 cwd=ROOT,
-                env=environment(tmp_path, rank, 3, RLMATH_CHECK_TIMEOUT_S="20"),
+                env=environment(tmp_path, rank, 3, RLMATH_CHECK_TIMEOUT_S="10"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -42,10 +42,17 @@ def train(material, run_dir, teacher, *more):
     assert f"teacher  {teacher}: 1 engine(s) x tensor 1" in run.stdout
 
 
+@pytest.mark.long
 def test_a_batch_has_the_log_probs_that_transformers_gives(straight, teacher):
+    """With adapters: test_lora_run.py."""
+    check(straight, teacher)
+
+
+def check(run_dir, teacher):
+    """The kept batches have the teacher's log-probs."""
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    for step, line in enumerate((x for x in metrics(straight) if x["step"]), 1):
-        kept = read_step(kept_file(straight / FOLDER, step)).batch
+    for step, line in enumerate((x for x in metrics(run_dir) if x["step"]), 1):
+        kept = read_step(kept_file(run_dir / FOLDER, step)).batch
         assert line["timing/teacher"] > 0 and line["train/grad_norm"] > 0
         # Two random models.
         assert line["distill/reverse_kl"] > 0

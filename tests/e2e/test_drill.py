@@ -34,16 +34,16 @@ SAID = {
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("names", "overrides"),
     [
         # The other faults need no run: tests/unit/commands/drill, tests/engine/.
-        pytest.param(("attention_scale",), id="engine"),
-        pytest.param(tuple(SAID), id="each place", marks=pytest.mark.long),
+        pytest.param(("attention_scale",), ["actor.tensor_parallel=1"], id="engine"),
+        pytest.param(tuple(SAID), [], id="each place", marks=pytest.mark.long),
     ],
 )
-def test_each_place_of_a_run(names, tmp_path):
+def test_each_place_of_a_run(names, overrides, tmp_path):
     """Weights sent, shards, engine and prefix cache; a healthy run between none of them."""
-    code, outcomes, said = drill(tmp_path, "quickstart", "--only", ",".join(names))
+    code, outcomes, said = drill(tmp_path, "quickstart", *overrides, "--only", ",".join(names))
     assert code == 0, said
     assert [one["name"] for one in outcomes] == ["healthy", *names]
     assert all(one["fired"] and not one["skipped"] for one in outcomes)

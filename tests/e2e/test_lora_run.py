@@ -6,13 +6,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlmath.model.tiny import make_tiny_model
+from tests.e2e import test_distillation_run as distillation
 from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
 
 
-def test_adapters_train_and_engines_have_them(material, tmp_path):
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
+
+
+@pytest.fixture(scope="module")
+def run_dir(material, teacher, tmp_path_factory):
+    """Two steps of adapters under a teacher."""
+    run_dir = tmp_path_factory.mktemp("adapters")
     run = rlmath(
         "train",
-        *quickstart_settings(material, tmp_path),
+        *quickstart_settings(material, run_dir),
+        "algorithm.distill_coef=0.5",
+        f"teacher.path={teacher}",
+        "teacher.dtype=float32",
         "actor.lora.rank=8",
         "actor.lora.alpha=16",
         "actor.optimizer.lr=1e-2",
@@ -26,26 +39,28 @@ def test_adapters_train_and_engines_have_them(material, tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "LoRA     rank 8, alpha 16" in run.stdout
-    first, second = (line for line in metrics(tmp_path) if line["step"] > 0)
+    return run_dir
+
+
+def test_adapters_train_and_engines_have_them(material, run_dir):
+    first, second = (line for line in metrics(run_dir) if line["step"] > 0)
     # The reference is the base model, which the policy is at first and then is not.
     assert second["train/kl"] > 0
     for line in (first, second):
         assert line["train/grad_norm"] > 0
         # In the second step adapters are in the weights that were sent.
         assert line["alignment/max_abs_diff"] <= 1e-4
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
-    for step in check_replay(tmp_path, "2", "--from", "0")["steps"]:
-        assert step["bit_equal"] and "gradient_tensors" in step["equal"]
     base, merged, adapters = (
         load_file(folder)
         for folder in (
             material / "model" / "model.safetensors",
-            tmp_path / "hf" / "model.safetensors",
-            tmp_path / "hf_adapter" / "adapter_model.safetensors",
+            run_dir / "hf" / "model.safetensors",
+            run_dir / "hf_adapter" / "adapter_model.safetensors",
         )
     )
-    config = json.loads((tmp_path / "hf_adapter" / "adapter_config.json").read_text())
+    config = json.loads((run_dir / "hf_adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (8, 16)
     changed = 0
     for name, weight in base.items():
@@ -58,9 +73,20 @@ def test_adapters_train_and_engines_have_them(material, tmp_path):
         torch.testing.assert_close(merged[name].double(), whole, atol=1e-6, rtol=1e-5)
     assert 2 * changed == len(adapters) > 0
     # Twice the adapters' bytes or so, and not the model's.
-    saved = sum(p.stat().st_size for p in (tmp_path / "checkpoints").rglob("*.distcp"))
+    saved = sum(p.stat().st_size for p in (run_dir / "checkpoints").rglob("*.distcp"))
     weights = sum(weight.numel() for weight in base.values())
     assert saved < 12 * weights
+
+
+def test_a_teachers_log_probs_are_those_of_transformers_beside_adapters(run_dir, teacher):
+    distillation.check(run_dir, teacher)
+
+
+@pytest.mark.long
+def test_a_replay_has_the_adapters_and_the_teachers_answers(run_dir):
+    """They are kept, so that it starts no teacher. Others: test_algorithms.py."""
+    for step in check_replay(run_dir, "2", "--from", "0")["steps"]:
+        assert step["bit_equal"] and {"gradient_tensors", "teacher_log_probs"} <= {*step["equal"]}
 
 
 @pytest.mark.long

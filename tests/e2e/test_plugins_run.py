@@ -111,7 +111,9 @@ def test_ranks_train_with_what_the_files_register(run_dir, mine):
     assert kept["plugin_hashes"] == state["plugins"] == dict(saved.plugin_hashes)
 
 
+@pytest.mark.long
 def test_a_replay_repeats_it_to_the_last_bit(run_dir):
+    """Other needs of a replay: test_algorithms.py."""
     done = rlmath("replay", str(run_dir), "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["steps"]

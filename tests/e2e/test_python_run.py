@@ -8,7 +8,7 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
-from tests.e2e.runs import ROOT, RUN_TIMEOUT_S, metrics, python, rlmath
+from tests.e2e.runs import ROOT, RUN_TIMEOUT_S, metrics, python
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +64,14 @@ def test_ctrl_c_leaves_a_run_that_the_command_line_continues(answer, folder):
     ]
 
 
-def test_the_notebook_runs_as_it_is(tmp_path, monkeypatch):
+@pytest.mark.long
+def test_the_notebook_runs_as_it_is(quickstart_run, tmp_path, monkeypatch):
+    """The script above calls the same; tests/unit/api/test_docs.py has its cells."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     run_dir = "runs/quickstart"
-    made = python("-m", "rlmath.quickstart.make", run_dir, folder=tmp_path)
-    assert made.returncode == 0, made.stderr
-    # Some of the quickstart's warm start, so that responses end.
-    settings = ["experiment=quickstart", "sft.steps=60", "actor.tensor_parallel=1"]
-    tuned = rlmath("sft", *settings, folder=tmp_path)
-    assert tuned.returncode == 0, tuned.stderr
+    # As the quickstart's warm start left them.
+    for name in ("model", "data", "sft"):
+        shutil.copytree(quickstart_run.run_dir / name, tmp_path / run_dir / name)
     (tmp_path / "datasets" / "benchmarks").mkdir(parents=True)
     problem = json.dumps({"problem": "1+1?", "answer": "2"})
     (tmp_path / "datasets" / "benchmarks" / "aime24.jsonl").write_text(problem + "\n")

@@ -1,68 +1,35 @@
 """The README's first command: the model learns."""
 
 import json
-import subprocess
-import threading
-import uuid
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import ROOT, command_here, environment, marked_memory_gib, metrics
+from tests.e2e.runs import command_here, metrics, quickstart
 from tests.unit.commands.report.run_maker import page_data
 
-TIMEOUT_S = 1500
-SAMPLE_EVERY_S = 2.0
+
+def test_quickstart_learns(quickstart_run):
+    check(quickstart_run, accuracy=0.6, gain=0.15)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "accuracy", "gain"),
-    [
-        # Everything that the command does, in fewer steps of more updates: with two updates it
-        # reaches 0.6 on one CPU and 0.594 on another.
-        pytest.param(
-            ["runner.steps=20", "algorithm.minibatches_per_step=4"], 0.6, 0.15, id="twenty steps"
-        ),
-        pytest.param([], 0.8, 0.25, id="as written", marks=pytest.mark.long),
-    ],
-)
-def test_quickstart_learns(tmp_path, overrides, accuracy, gain):
-    mark = uuid.uuid4().hex
-    peak_gib = 0.0
-    ended = threading.Event()
+@pytest.mark.long
+def test_quickstart_as_written_learns(tmp_path):
+    check(quickstart(tmp_path / "quickstart"), accuracy=0.8, gain=0.25)
 
-    def watch():
-        nonlocal peak_gib
-        while not ended.wait(SAMPLE_EVERY_S):
-            peak_gib = max(peak_gib, marked_memory_gib(mark))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    run_dir = tmp_path / "quickstart"
-    try:
-        run = subprocess.run(
-            ["bash", "launchers/quickstart.sh", f"runner.run_dir={run_dir}", *overrides],
-            cwd=ROOT,
-            env=environment(mark),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    finally:
-        ended.set()
-        watcher.join()
-    assert run.returncode == 0, run.stderr
+def check(run, accuracy, gain):
+    run_dir = run.run_dir
     summary = json.loads((run_dir / "summary.json").read_text())
     # For whoever reads the log of the tests.
-    print(json.dumps(summary | {"peak_memory_gib": peak_gib}))
+    print(json.dumps(summary | {"peak_memory_gib": run.peak_gib}))
 
     assert summary["eval/accuracy_after"] >= accuracy
     assert summary["eval/accuracy_after"] - summary["eval/accuracy_before"] >= gain
     assert summary["alignment/mean_exp_abs_diff"] <= 1.001
     assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
     assert summary["layout"] == {"tp": 2, "pp": 1, "dp": 1, "cp": 1, "engines": 1}
-    assert 1.0 < peak_gib < 12.0
+    assert 1.0 < run.peak_gib < 12.0
     for key in ("steps", "wall_s", "setup_s", "tokens_generated"):
         assert summary[key] is not None
     for name in ("config.yaml", "metrics.jsonl", "curves.png", "hf/config.json"):
@@ -72,8 +39,8 @@ def test_quickstart_learns(tmp_path, overrides, accuracy, gain):
     before = load_file(run_dir / "sft" / "model.safetensors")
     after = load_file(run_dir / "hf" / "model.safetensors")
     assert any((before[name] != after[name]).any() for name in before)
-    assert "2 of 2 ranks have their weights" in run.stdout
-    assert "try      bash launchers/quickstart.sh" in run.stdout
+    assert "2 of 2 ranks have their weights" in run.output
+    assert "try      bash launchers/quickstart.sh" in run.output
     check_report(run_dir)
 
 

@@ -74,8 +74,9 @@ def test_prompts_are_those_that_were_sampled(material, sample_run):
     assert {example.response_token_ids[-1] for example in examples} == {tokenizer.eos_token_id}
 
 
+@pytest.mark.long
 def test_a_second_call_samples_nothing_again(material, sample_run):
-    """Another cap filters the same answers again."""
+    """Another cap filters the same answers again. Journals: tests/unit/evaluation."""
     run_dir, words, _ = sample_run
     before = (run_dir / "sample" / "correct.jsonl").read_text().splitlines()
     problems = str(material / "data" / "train.jsonl")

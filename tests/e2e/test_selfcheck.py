@@ -11,8 +11,9 @@ from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
-# Checks that need their own ranks and engines.
-ALONE = ("environment", "actor", "update", "parallel", "engines", "sleep", "training")
+# Checks of few processes, and of many.
+ALONE = ("environment", "actor", "update", "sleep")
+STARTS = ("parallel", "engines", "training")
 
 
 def values(outcome):
@@ -32,33 +33,52 @@ def shared_outcomes(tmp_path_factory):
 
 
 def test_every_check_is_run_here():
-    assert {*ALONE, *selfcheck_shared.CHECKS} == {check.name for check in CHECKS}
+    assert {*ALONE, *STARTS, *selfcheck_shared.CHECKS} == {check.name for check in CHECKS}
 
 
-def test_selfcheck_command_passes(tmp_path):
-    done = rlmath(
-        *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)), mark="selfcheck"
-    )
+def selfcheck(folder, names):
+    """Lines of the command's output by the check's name, the whole output, and the checks of the
+    file that it wrote, by name too."""
+    words = ("--only", ",".join(names), "--out", str(folder))
+    done = rlmath("selfcheck", "gpu", *words, mark="selfcheck")
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
-    assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
-    # A check that means nothing on a CPU has not passed.
-    assert "not applicable" in lines["sleep"]
-    assert "6 passed, 0 failed, 1 not applicable" in done.stdout
-    assert str(tmp_path / "selfcheck.md") in done.stdout
+    assert str(folder / "selfcheck.md") in done.stdout
     assert marked_processes("selfcheck") == []
+    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line}
+    content = report.read_results((folder / "selfcheck.md").read_text(encoding="utf-8"))
+    return lines, done.stdout, {one["name"]: one for one in content["checks"]}
 
-    content = report.read_results((tmp_path / "selfcheck.md").read_text(encoding="utf-8"))
-    checks = {one["name"]: one for one in content["checks"]}
-    figures = {
+
+def figures_of(checks):
+    return {
         name: {one["name"]: one["value"] for one in check["figures"]}
         for name, check in checks.items()
     }
+
+
+def test_selfcheck_command_passes(tmp_path):
+    lines, said, checks = selfcheck(tmp_path, ALONE)
+    assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
+    # A check that means nothing on a CPU has not passed.
+    assert "not applicable" in lines["sleep"]
+    assert "3 passed, 0 failed, 1 not applicable" in said
+
+    figures = figures_of(checks)
     for layout in ("TP 1 (DP 2)", "TP 2", "CP 2"):
         assert 0 < figures["actor"][f"{layout} max |Δ|"] < 1e-4
         assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
     assert figures["update"]["1024 tokens model FLOPs"] > 0
     assert figures["update"]["1024 tokens log-probs"] < figures["update"]["1024 tokens update"]
+    parts = [one["part"] for one in checks["update"]["not_applicable"]]
+    assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
+
+
+@pytest.mark.long
+def test_selfcheck_of_layouts_engines_and_a_run_passes(tmp_path):
+    """The check of engines on one start of them: ``shared_outcomes``."""
+    lines, _, checks = selfcheck(tmp_path, STARTS)
+    assert all(" passed " in lines[name] for name in STARTS)
+    figures = figures_of(checks)
     parallel = figures["parallel"]
     for layout in ("DP 2", "TP 2", "PP 2", "CP 2"):
         assert parallel[f"{layout} gradient norm"] > 0
@@ -73,13 +93,13 @@ def test_selfcheck_command_passes(tmp_path):
     assert figures["training"]["steps"] == 2
     assert {f"step 2 {name}" for name, _ in FIGURES.values()} <= set(figures["training"])
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
-    parts = [one["part"] for one in checks["update"]["not_applicable"]]
-    assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
 
 
 def test_selfcheck_of_shared_engines_and_ranks(shared_outcomes):
     statuses = {name: shared_outcomes[name].status for name in selfcheck_shared.CHECKS}
     assert set(statuses.values()) == {"passed"}, shared_outcomes
+    # All that it calls a start is the one start here.
+    assert values(shared_outcomes["engines"])["samples equal in two starts"] == "32 of 32"
     sync = values(shared_outcomes["weight_sync"])
     assert sync["largest tensor"] > sync["bucket"]
     assert sum(name.endswith("mean exp|Δ|") for name in sync) == 3

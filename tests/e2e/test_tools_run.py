@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from rlmath.monitor.samples import read_samples
+from tests.e2e import test_value_model_run as value_model
 from tests.e2e.runs import command_here, metrics, python, quickstart_settings, rlmath
 
 PROGRAM = "tests/e2e/turns_program.py"
@@ -17,19 +18,19 @@ def run_dir(material, tmp_path_factory):
         PROGRAM,
         "train",
         *quickstart_settings(material, run_dir),
+        *value_model.SETTINGS,
         "rollout.tools=[python]",
         "rollout.python_session=true",
         "rollout.max_response_tokens=120",
         "rollout.max_turns=3",
         "eval.every=1",
-        "runner.check_export_sequences=0",
     )
     assert done.returncode == 0, done.stderr
     return run_dir
 
 
 def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_trained_on(run_dir):
-    steps = [line for line in metrics(run_dir) if "train/loss" in line]
+    steps = [line for line in metrics(run_dir) if line["step"] > 0]
     assert len(steps) == 2
     for line in steps:
         assert line["tools/turns"] > 1 and line["tools/observation_length"] > 0
@@ -46,6 +47,10 @@ def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_traine
     total = steps[0]["rollout/response_tokens"]
     assert total == sum(row.get("model_tokens", row["response_tokens"]) for row in rows)
     assert any("eval/tools_turns" in line for line in metrics(run_dir))
+
+
+def test_a_value_model_learns_over_turns_and_why_explains_its_samples(run_dir):
+    value_model.check(run_dir)
 
 
 def test_why_shows_the_segments(run_dir):
@@ -117,7 +122,8 @@ def test_an_environment_in_a_chat_is_trained_on_with_its_reward(material, tmp_pa
         ),
         *("data.apply_chat_template=true", "data.max_prompt_tokens=100"),
         *("reward.items=[{name: environment}, {name: math, weight: 0}]", "eval.tools=false"),
-        "eval.every=1",
+        "eval.every=2",
+        "runner.check_export_sequences=0",
     )
     assert done.returncode == 0, done.stderr
     lines = [line for line in metrics(run_dir) if "train/loss" in line]

@@ -106,12 +106,12 @@ LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 @pytest.mark.parametrize(
     ("family", "changes", "layout"),
     [
-        ("qwen3_5", {}, ["actor.pipeline_parallel=2"]),
-        pytest.param(
+        # Its engines: tests/engine/test_linear_attention_engines.py.
+        pytest.param("qwen3_5", {}, ["actor.pipeline_parallel=2"], marks=pytest.mark.long),
+        (
             "qwen3_next",
             MOE | {"shared_expert_intermediate_size": 48},
             [*DATA_2, "actor.expert_parallel=2"],
-            marks=pytest.mark.long,
         ),
     ],
 )
@@ -125,11 +125,10 @@ def test_steps_with_linear_attention_in_bfloat16(family, changes, layout, materi
         "runner.steps=3",
         "weights.verify_every=1",
         "actor.optimizer.lr=1e-3",
+        "runner.check_export_sequences=0",
         # Nothing that it says is right.
         "algorithm.entropy_coef=0.01",
     ]
-    refused = rlmath("train", *settings, "--check")
-    assert refused.returncode != 0 and "use bfloat16" in refused.stderr
     run = rlmath("train", *settings, "model.dtype=bfloat16")
     assert run.returncode == 0, run.stderr
     lines = [line for line in metrics(tmp_path) if line["step"] > 0]

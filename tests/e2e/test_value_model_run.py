@@ -29,20 +29,26 @@ SETTINGS = [
 ]
 
 
-# A value model's checkpoint: tests/distributed/test_value_model.py.
-@pytest.mark.parametrize("resumes", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_ppo_trains_a_value_model_and_resumes(material, tmp_path, resumes):
+@pytest.mark.long
+def test_ppo_trains_a_value_model_and_resumes(material, tmp_path):
+    """Without a resume: test_tools_run.py; a value model's checkpoint:
+    tests/distributed/test_value_model.py."""
     settings = [*quickstart_settings(material, tmp_path), *SETTINGS]
-    for steps in (1, 2) if resumes else (2,):
+    for steps in (1, 2):
         run = rlmath("train", *settings, f"runner.steps={steps}")
         assert run.returncode == 0, run.stderr
-    assert ("resumed after step 1" in run.stdout) == resumes
-    lines = list(read_digests(tmp_path))
+    assert "resumed after step 1" in run.stdout
+    check(tmp_path)
+
+
+def check(run_dir):
+    """Two steps of ``SETTINGS``: their weights, values, memory and traces."""
+    lines = list(read_digests(run_dir))
     (start,) = (line["start_weights"] for line in lines if "start_weights" in line)
     after = [line["weights"] for line in lines if "weights" in line]
     # In the first step the value model alone learns.
     assert after[0] == start != after[1]
-    first, second = (line for line in metrics(tmp_path) if line["step"] > 0)
+    first, second = (line for line in metrics(run_dir) if line["step"] > 0)
     # Values begin at 0, and are in the checkpoint.
     assert first["value/mean"] == 0.0
     assert second["value/mean"] != 0.0
@@ -53,7 +59,7 @@ def test_ppo_trains_a_value_model_and_resumes(material, tmp_path, resumes):
         assert line["value/grad_norm"] > 0
         assert math.isfinite(line["value/loss"])
         assert line["value/discarded_minibatches"] == 0
-    sample_is_explained(tmp_path)
+    sample_is_explained(run_dir)
 
 
 def sample_is_explained(run_dir):

@@ -10,7 +10,6 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -18,11 +17,10 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
+from benchmarks.engine_loop import make_scheduler
 from rlmath.engines.patches.async_scheduler import AsyncDecodeScheduler
 from rlmath.engines.patches.cpu_scheduler import DecodeScheduler
 
@@ -70,16 +68,7 @@ class Run:
     """A scheduler and what stands for the model behind it."""
 
     def __init__(self, kind, config, num_blocks):
-        config.cache_config.num_gpu_blocks = num_blocks
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32
-        )
-        self.scheduler = kind(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-        )
+        self.scheduler = make_scheduler(kind, config, num_blocks)
         init_none_hash(sha256)
         caching = config.cache_config.enable_prefix_caching
         self.hasher = get_request_block_hasher(BLOCK, sha256) if caching else None

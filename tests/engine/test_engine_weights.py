@@ -151,9 +151,11 @@ def test_a_version_has_to_be_new(pool, sender):
         sync_weights(sender, pool, pool.weights_version)
 
 
+@pytest.mark.long
 def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
     ray_session, engine_spec, model_folder, tmp_path
 ):
+    """Two ranks are synced in test_linear_attention_engines.py and test_quantized_engine.py too."""
     reference = Reference(model_folder)
     prompts = random_prompts(4, 20, seed=12)
     spec = replace(engine_spec, tensor_parallel=2, log_dir=str(tmp_path))

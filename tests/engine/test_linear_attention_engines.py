@@ -86,7 +86,14 @@ def check_log_probs(reference, prompts, samples):
     assert reference.is_moe or found.max() <= MAX_FACTOR * noise.max()
 
 
-@pytest.fixture(scope="module", params=["qwen3_5 on 2 ranks", "qwen3_next on 1 ranks"])
+# The other family trains in tests/e2e/test_train_layouts.py.
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3_5 on 2 ranks",
+        pytest.param("qwen3_next on 1 ranks", marks=pytest.mark.long),
+    ],
+)
 def engine(request, ray_session, engine_spec, tmp_path_factory):
     family, _, ranks = request.param.replace(" ranks", "").partition(" on ")
     folder = tmp_path_factory.mktemp(family)

@@ -231,6 +231,7 @@ def test_too_many_failures_of_the_environment_end_the_round_and_say_why(
 ):
     pool, *_ = turn_engine
     monkeypatch.setattr("rlmath.rollout.episodes.RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr("rlmath.rollout.episodes.RETRY_FOR_S", 0.0)
     answers(raise_broken)
     with pytest.raises(EnvironmentFailed, match=r"of 24 samples failed.*the sandbox is gone"):
         generate(pool, in_turns(step=6)[0])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import reduce
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings
 from rlmath.actor.token_values import TokenValues
-from rlmath.algorithms.off_policy import add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.algorithms.totals import add
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -108,7 +109,7 @@ def of_all_ranks(actor, result):
     """Fields that the mask left out, as the driver adds them up."""
     of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, result.off_policy if actor.reports else {})
-    return add_by_version(of_ranks)
+    return reduce(add, of_ranks)
 
 
 def gather(batch, values):

@@ -6,12 +6,12 @@ from rlmath.environments.base import (
     End,
     Environment,
     Episode,
-    InfrastructureError,
     Observation,
     Suffix,
     ToolResult,
     TurnFormat,
 )
+from rlmath.errors import InfrastructureError
 from rlmath.rollout.episodes import Episodes
 
 

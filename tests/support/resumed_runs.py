@@ -10,7 +10,7 @@ import torch
 from rlmath.actor.token_values import TokenValues
 from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.child_writer import ChildWriter
-from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.checkpoint.state import begin_saves, load_model, save_model
 from rlmath.config.optimizer import Schedule
 from tests.support.actors import UPDATE, build, make_batch, with_log_probs
 
@@ -68,9 +68,9 @@ def run_save(layout, platform, model, changes, folder, before, after, in_backgro
         return go_on(actor, batch, after)
     write = ChildWriter.write
     with mock.patch.object(ChildWriter, "write", autospec=True, side_effect=write) as child:
-        pending = begin_save(actor, folder)
+        pending = begin_saves({"actor": actor}, folder)
         result = go_on(actor, batch, after)
-        pending.wait()
+        pending.result()
     assert child.call_count == 1
     return result
 

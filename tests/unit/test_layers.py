@@ -46,13 +46,13 @@ FILES_OF_THE_ROOT = {"__init__.py", "__main__.py", "cli.py", "errors.py", "types
 
 
 @functools.cache
-def modules():
-    """Each module, and every ``rlmath.FOLDER`` that it imports."""
-    found = []
+def trees():
+    """Each module of the package."""
+    found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = ("rlmath", *file.relative_to(PACKAGE).with_suffix("").parts)
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        found.append((".".join(parts), frozenset(imports_of(tree))))
+        name = ".".join(parts).removesuffix(".__init__")
+        found[name] = ast.parse(file.read_text(encoding="utf-8"))
     return found
 
 
@@ -87,23 +87,11 @@ def test_imports_go_down(layer):
     below = {f"rlmath.{name}" for name in LAYERS[: LAYERS.index(layer) + 1]}
     upward = [
         f"{name} imports {target}"
-        for name, targets in modules()
-        if name.split(".")[1] == layer
-        for target in sorted(targets)
-        if target not in below
+        for name, tree in trees().items()
+        if name.split(".")[1:2] == [layer]
+        for target in sorted({*imports_of(tree)} - below)
     ]
     assert upward == []
-
-
-@functools.cache
-def trees():
-    """Each module of the package."""
-    found = {}
-    for file in sorted(PACKAGE.rglob("*.py")):
-        parts = ("rlmath", *file.relative_to(PACKAGE).with_suffix("").parts)
-        name = ".".join(parts).removesuffix(".__init__")
-        found[name] = ast.parse(file.read_text(encoding="utf-8"))
-    return found
 
 
 def run_time_imports(tree):

@@ -5,10 +5,12 @@ A sample without a reward (NaN) is left out of all statistics and gets advantage
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
@@ -138,21 +140,52 @@ class Groups:
 
     def _equal(self) -> Tensor:
         """``[N]`` whether all scored rewards of the group are equal."""
-        high = torch.full((self._count,), -torch.inf, dtype=torch.float64)
-        low = -high
-        high = high.to(self.ids.device).scatter_reduce(
-            0, self.ids, torch.where(self.scored, self.rewards, -torch.inf), "amax"
-        )
-        low = low.to(self.ids.device).scatter_reduce(
-            0, self.ids, torch.where(self.scored, self.rewards, torch.inf), "amin"
-        )
-        return (high <= low)[self.ids]
+
+        def extreme(name: str, none: float) -> Tensor:
+            scored = torch.where(self.scored, self.rewards, none)
+            start = scored.new_full((self._count,), none)
+            return start.scatter_reduce(0, self.ids, scored, name)
+
+        return (extreme("amax", -torch.inf) <= extreme("amin", torch.inf))[self.ids]
 
 
-def needs_token_counts(name: str, token_counts: Tensor | None) -> Tensor:
-    """``token_counts``, or an error that names the estimator."""
-    if token_counts is None:
-        raise ValueError(
-            f"algorithm.advantage = {name!r} whitens over tokens: it needs token_counts"
-        )
-    return token_counts
+def estimator(
+    name: str,
+    options: type[Options] = Options,
+    traits: AdvantageTraits | None = None,
+    *,
+    whitens_tokens: bool = False,
+) -> Callable[[Callable[[Groups, Any], Tensor]], Advantage]:
+    """Decorator: make an :class:`Advantage` of a function of groups and options, which returns
+    ``[N]`` float64, and register it as ``name``.
+
+    Args:
+        name: Name of the estimator in the settings.
+        options: Type of its options.
+        traits: Its properties.
+        whitens_tokens: Whiten the values over all response tokens of the batch: every token has its
+            sequence's value, so a long sequence has more weight in mean and standard deviation.
+    """
+    traits = traits or AdvantageTraits()
+
+    def wrap(estimate: Callable[[Groups, Any], Tensor]) -> Advantage:
+        @functools.wraps(estimate, ("__module__", "__name__", "__qualname__", "__doc__"))
+        def advantage(
+            rewards: Tensor, group_ids: Tensor, options: Any, *, token_counts: Tensor | None = None
+        ) -> Tensor:
+            groups = Groups(rewards, group_ids)
+            values = estimate(groups, options)
+            if whitens_tokens:
+                if token_counts is None:
+                    raise ValueError(
+                        f"algorithm.advantage = {name!r} whitens over tokens: it needs token_counts"
+                    )
+                values = whiten(values, token_counts * groups.scored, options.epsilon)
+            return values.to(rewards.dtype)
+
+        del advantage.__wrapped__  # which is called in another way
+        before = (lambda groups: estimate(groups, None)) if whitens_tokens else None
+        ADVANTAGES.register(name, options, replace(traits, before_whitening=before))(advantage)
+        return advantage
+
+    return wrap

@@ -14,11 +14,11 @@ def gae(
     *,
     gamma: float,
     lam: float,
-    bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of each response token.
 
-    GAE (arXiv:1506.02438), eq. 16, backwards from the last token of each response:
+    GAE (arXiv:1506.02438), eq. 16, backwards from the last token of each response, after which the
+    value is 0:
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1}
 
@@ -28,8 +28,6 @@ def gae(
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
         gamma: Discount per token; usually 1, because the length alone should not matter.
         lam: 1 uses rewards only, 0 the value model only.
-        bootstrap_values: ``[N]`` value after the last token, for truncated responses; ``None``: 0,
-            the response ended.
 
     Returns:
         ``[R]`` advantages, not whitened, and ``[R]`` returns (advantage plus value), the targets
@@ -47,8 +45,6 @@ def gae(
     lengths, order = torch.sort(response_lengths, descending=True)
     last = torch.cumsum(response_lengths, 0)[order] - 1
     next_value = torch.zeros(lengths.numel(), dtype=torch.float64, device=values.device)
-    if bootstrap_values is not None:
-        next_value = bootstrap_values[order].double()
     next_advantage = torch.zeros_like(next_value)
     rewards, value = token_rewards.double(), values.double()
     advantages = torch.zeros_like(value)

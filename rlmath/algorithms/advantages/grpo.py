@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, EpsilonOptions, Groups
+from rlmath.algorithms.advantages.base import AdvantageTraits, EpsilonOptions, Groups, estimator
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import setting
 
@@ -21,33 +21,19 @@ class GrpoOptions(EpsilonOptions):
     )
 
 
-@ADVANTAGES.register("grpo", GrpoOptions, AdvantageTraits(within_groups=True))
-def grpo(
-    rewards: Tensor,
-    group_ids: Tensor,
-    options: GrpoOptions,
-    *,
-    token_counts: Tensor | None = None,
-) -> Tensor:
+@estimator("grpo", GrpoOptions, AdvantageTraits(within_groups=True))
+def grpo(groups: Groups, options: GrpoOptions) -> Tensor:
     """``(r - mean) / (std + epsilon)`` within each group.
 
     GRPO (arXiv:2402.03300), §4.1.2; Bessel's standard deviation (divided by n - 1). A group of one
     and a group of equal rewards get 0.
 
-    Args:
-        rewards: ``[N]``, NaN where unscored.
-        group_ids: ``[N]`` int64.
-        options: With ``leave_one_out`` the baseline excludes the sample's own reward, which
-            multiplies advantages by ``n / (n - 1)``. With ``leave_one_out_std`` the standard
-            deviation excludes the sample too, as in NeMo RL (``nemo_rl/algorithms/utils.py``).
-            Where the other samples are all equal, as for the only right answer of a group, the
-            difference is not divided, because dividing by ``epsilon`` would give about a million.
-        token_counts: Ignored.
-
-    Returns:
-        ``[N]``, in the rewards' dtype; 0 where unscored.
+    With ``leave_one_out`` the baseline excludes the sample's own reward, which multiplies
+    advantages by ``n / (n - 1)``. With ``leave_one_out_std`` the standard deviation excludes the
+    sample too, as in NeMo RL (``nemo_rl/algorithms/utils.py``). Where the other samples are all
+    equal, as for the only right answer of a group, the difference is not divided, because dividing
+    by ``epsilon`` would give about a million.
     """
-    groups = Groups(rewards, group_ids)
     if options.leave_one_out_std:
         std = groups.std_of_others()
         advantages = groups.center_rewards() / torch.where(std > 0, std + options.epsilon, 1.0)
@@ -55,4 +41,4 @@ def grpo(
         advantages = groups.center_rewards() / (groups.std() + options.epsilon)
     if options.leave_one_out:
         advantages = advantages * groups.sizes / (groups.sizes - 1).clamp(min=1)
-    return advantages.to(rewards.dtype)
+    return advantages

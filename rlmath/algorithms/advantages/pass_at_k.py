@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, EpsilonOptions, Groups
+from rlmath.algorithms.advantages.base import AdvantageTraits, EpsilonOptions, Groups, estimator
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import setting
 
@@ -16,14 +16,8 @@ class PassAtKOptions(EpsilonOptions):
     correct_above: float = setting(0.0, "A sample is correct if its reward is above this.")
 
 
-@ADVANTAGES.register("pass_at_k", PassAtKOptions, AdvantageTraits(within_groups=True))
-def pass_at_k(
-    rewards: Tensor,
-    group_ids: Tensor,
-    options: PassAtKOptions,
-    *,
-    token_counts: Tensor | None = None,
-) -> Tensor:
+@estimator("pass_at_k", PassAtKOptions, AdvantageTraits(within_groups=True))
+def pass_at_k(groups: Groups, options: PassAtKOptions) -> Tensor:
     """The expected advantage of a sample over all sets of ``k`` samples that contain it.
 
     With ``n`` samples in a group, ``c`` of them right, the mean and the standard deviation of the
@@ -37,18 +31,8 @@ def pass_at_k(
         wrong: (1 - m - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (s + epsilon)
 
     ``k = 1`` is ``grpo`` on rewards 0 and 1 with the population standard deviation.
-
-    Args:
-        rewards: ``[N]``, NaN where unscored.
-        group_ids: ``[N]`` int64.
-        options: ``k`` is the size of a set. A group with fewer scored samples is a single set,
-            which gives no advantage.
-        token_counts: Ignored.
-
-    Returns:
-        ``[N]``, in the rewards' dtype; 0 where unscored.
+    A group with fewer than ``k`` scored samples is a single set, which gives no advantage.
     """
-    groups = Groups(rewards, group_ids)
     right = groups.scored & (groups.rewards > options.correct_above)
     sizes = groups.sizes.long().tolist()
     rights = groups.sum(right.double()).long().tolist()
@@ -63,7 +47,7 @@ def pass_at_k(
             sizes, rights, right.tolist(), groups.scored.tolist(), strict=True
         )
     ]
-    return torch.tensor(values, dtype=rewards.dtype, device=rewards.device)
+    return torch.tensor(values, dtype=torch.float64, device=right.device)
 
 
 def _advantages(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:

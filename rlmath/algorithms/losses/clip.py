@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rlmath.algorithms.losses.base import LossInputs
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
 
@@ -74,3 +75,18 @@ def dual_clipped(
     cap = -advantages * dual_clip
     flags = flags | {"dual_clip_fraction": negative & (ratio > dual_clip)}
     return torch.where(negative, torch.minimum(losses, cap), losses), flags
+
+
+def clip_ratio(
+    inputs: LossInputs, options: DualClipOptions, ratio: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate for a ratio ``[r]``, of the token or its sequence, and the flags of
+    clipped tokens."""
+    advantages = inputs.token_advantages()
+    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
+    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    flags = {
+        "clip_fraction_low": (advantages < 0) & (ratio < low),
+        "clip_fraction_high": (advantages > 0) & (ratio > high),
+    }
+    return dual_clipped(losses, advantages, ratio, options.dual_clip, flags)

@@ -57,7 +57,7 @@ def dppo(inputs: LossInputs, options: DppoOptions) -> tuple[Tensor, dict[str, Te
     with torch.no_grad():
         p = inputs.zero_masked(inputs.log_probs).double()
         q = inputs.zero_masked(inputs.old_log_probs).double()
-        divergence = _tv(p, q) if options.divergence is Divergence.tv else _kl(p, q)
+        divergence = (p.exp() - q.exp()).abs() if options.divergence is Divergence.tv else _kl(p, q)
         away = (log_ratio * advantages) > 0
         masked = away & (divergence > options.limit)
     ratio = log_ratio.exp()
@@ -67,10 +67,6 @@ def dppo(inputs: LossInputs, options: DppoOptions) -> tuple[Tensor, dict[str, Te
     }
     losses, flags = dual_clipped(-ratio * advantages, advantages, ratio, options.dual_clip, flags)
     return torch.where(masked, 0.0, losses), flags
-
-
-def _tv(log_p: Tensor, log_q: Tensor) -> Tensor:
-    return (log_p.exp() - log_q.exp()).abs()
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:

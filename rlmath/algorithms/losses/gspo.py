@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
-from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
-from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.algorithms.losses.clip import DualClipOptions, clip_ratio
+from rlmath.utils.lazy_torch import Tensor
 
 
 @policy_loss(
@@ -23,17 +23,3 @@ def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str
     the loss is at most ``-c A`` where ``A < 0``, as in ``ppo_clip``.
     """
     return clip_ratio(inputs, options, inputs.sequence_mean(inputs.log_ratio()).exp())
-
-
-def clip_ratio(
-    inputs: LossInputs, options: DualClipOptions, ratio: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The surrogate of a sequence's ratio ``[r]``, with the flags of clipped tokens."""
-    advantages = inputs.token_advantages()
-    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
-    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
-    flags = {
-        "clip_fraction_low": (advantages < 0) & (ratio < low),
-        "clip_fraction_high": (advantages > 0) & (ratio > high),
-    }
-    return dual_clipped(losses, advantages, ratio, options.dual_clip, flags)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
-from rlmath.algorithms.losses.clip import DualClipOptions
-from rlmath.algorithms.losses.gspo import clip_ratio
+from rlmath.algorithms.losses.clip import DualClipOptions, clip_ratio
 from rlmath.utils.lazy_torch import Tensor
 
 

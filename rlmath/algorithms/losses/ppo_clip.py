@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, policy_loss
-from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
-from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.algorithms.losses.clip import DualClipOptions, clip_ratio
+from rlmath.utils.lazy_torch import Tensor
 
 
 @policy_loss("ppo_clip", DualClipOptions)
@@ -16,12 +16,4 @@ def ppo_clip(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict
     (dual clip, arXiv:1912.09729), which is equivalent to capping its ratio at ``c``: the two-sided
     clip of INTELLECT-2 (arXiv:2505.07291).
     """
-    ratio = inputs.log_ratio().exp()
-    advantages = inputs.token_advantages()
-    low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
-    losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
-    flags = {
-        "clip_fraction_low": (advantages < 0) & (ratio < low),
-        "clip_fraction_high": (advantages > 0) & (ratio > high),
-    }
-    return dual_clipped(losses, advantages, ratio, options.dual_clip, flags)
+    return clip_ratio(inputs, options, inputs.log_ratio().exp())

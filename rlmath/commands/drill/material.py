@@ -68,7 +68,7 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
     shrunk settings; ``data.train_paths`` are there. Returns the problems, as a run reads them.
     """
     import torch
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     from rlmath.data import load_problems
 
@@ -78,7 +78,7 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    made = CONFIG_MAPPING[_model_type(model_spec(fields).architecture)](**fields | ends)
+    made = model_config(fields | ends)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.runner.seed)
         model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
@@ -91,12 +91,15 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
     return problems
 
 
-def _model_type(architecture: str) -> str:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def model_config(fields: dict[str, Any]) -> Any:
+    """A config.json as transformers' configuration, of the class that its model takes.
 
-    return next(
-        kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name == architecture
-    )
+    By the mapping of transformers, ``Qwen3_5ForCausalLM`` is of two types; the first one has images
+    too, and all sizes of its text part are of the published model.
+    """
+    import transformers
+
+    return getattr(transformers, model_spec(fields).architecture).config_class(**fields)
 
 
 @contextlib.contextmanager

@@ -114,7 +114,9 @@ def _model_of(config: Config) -> tuple[dict[str, Any], str]:
             f"model.path={path}: there is no such folder, and its sizes are not known by name; "
             "give the folder, or one that has its config.json alone"
         )
-    return tiny_config(), "model: the quickstart's"
+    if path == TINY or Path(path).is_relative_to(config.runner.run_dir):
+        return tiny_config(), "model: the quickstart's"
+    return tiny_config(), f"model: the quickstart's (there is no {path}; its sizes are not known)"
 
 
 def smaller_model(config: dict[str, Any]) -> dict[str, Any]:

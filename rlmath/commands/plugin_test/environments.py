@@ -67,9 +67,24 @@ class _Environment:
         make = maker_of(self._name, ENVIRONMENTS.options(self._name)().plain())
         return UserClass(f"environment {self._name}", make, CallLimits(30.0, 2**16))
 
+    def begin(self) -> tuple[Episode, list[Turn]]:
+        """An episode, and turns that call each of its tools and then none."""
+        made_of, calls = self.user_class(), {}
+        for tool in made_of.methods:
+            known = tool.schema["function"]["parameters"]["properties"]
+            for which in (0, 1):
+                arguments = {name: _value(one, which) for name, one in known.items()}
+                calls[f"{tool.name} {which}"] = [ToolCall(tool.name, arguments)]
+        said = made_of.opening(ROW)
+        prompt = "2+2=" + (OPENING_GLUE + said if said else "")
+        problem = Problem("p", prompt, (1,), ("4",), ROW)
+        environment = ClassEnvironment(made_of, _Turns(calls), (), 100)
+        turns = [Turn(number, (), text) for number, text in enumerate((*calls, *TEXTS))]
+        return environment.begin(problem, 0), turns
+
     def play(self, *others: Episode) -> list[Any]:
         """Answers of an instance, with turns of others between."""
-        episode, turns = self.begin(), list(self.turns())
+        episode, turns = self.begin()
         found: list[Any] = []
         for turn in turns:
             for other in others:
@@ -83,30 +98,8 @@ class _Environment:
         episode.close()
         return found
 
-    def turns(self) -> Iterator[Turn]:
-        texts = [*self.calls(), *TEXTS]
-        for number, text in enumerate(texts):
-            yield Turn(number, (), text)
-
-    def calls(self) -> dict[str, list[ToolCall]]:
-        """Calls of each tool, by the text of their turn."""
-        found = {}
-        for tool in self.user_class().methods:
-            known = tool.schema["function"]["parameters"]["properties"]
-            for which in (0, 1):
-                arguments = {name: _value(one, which) for name, one in known.items()}
-                found[f"{tool.name} {which}"] = [ToolCall(tool.name, arguments)]
-        return found
-
-    def begin(self) -> Episode:
-        made_of = self.user_class()
-        said = made_of.opening(ROW)
-        prompt = "2+2=" + (OPENING_GLUE + said if said else "")
-        problem = Problem("p", prompt, (1,), ("4",), ROW)
-        return ClassEnvironment(made_of, _Turns(self.calls()), (), 100).begin(problem, 0)
-
     def begins(self) -> Iterator[str]:
-        self.begin().close()
+        self.begin()[0].close()
         yield from ()
 
     def same_opening(self) -> Iterator[str]:
@@ -119,7 +112,7 @@ class _Environment:
         yield from ()
 
     def apart(self) -> Iterator[str]:
-        alone, between = self.play(), self.play(self.begin())
+        alone, between = self.play(), self.play(self.begin()[0])
         for number, (one, other) in enumerate(zip(alone, between, strict=False)):
             if one != other:
                 yield f"turn {number} was answered with {one}, and {other} beside another sample"

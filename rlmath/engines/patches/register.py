@@ -88,19 +88,12 @@ def register() -> None:
 
     from rlmath.engines.patches.engine_precision import register_router
 
-    if SHARED_MEMORY not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            SHARED_MEMORY,
-            "rlmath.engines.transports.shared_memory_engine",
-            "SharedMemoryEngine",
-        )
-    if NCCL_SHARES not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            NCCL_SHARES, f"{_TRANSPORTS}.nccl_shares_engine", "SharesEngine"
-        )
-    for transport, (module, name) in ADAPTER_ENGINES.items():
-        if adapter_backend(transport) not in WeightTransferEngineFactory._registry:
-            WeightTransferEngineFactory.register_engine(adapter_backend(transport), module, name)
+    receivers = {adapter_backend(transport): found for transport, found in ADAPTER_ENGINES.items()}
+    receivers[SHARED_MEMORY] = (f"{_TRANSPORTS}.shared_memory_engine", "SharedMemoryEngine")
+    receivers[NCCL_SHARES] = (f"{_TRANSPORTS}.nccl_shares_engine", "SharesEngine")
+    for backend, (module, name) in receivers.items():
+        if backend not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(backend, module, name)
     register_router()
     register_families()
     if current_platform.is_cpu():

@@ -2,7 +2,6 @@
 
 Implements vLLM's native weight transfer protocol without importing vLLM: a rank that trains on CPU
 would need seconds and hundreds of MiB for it, and cannot have both it and Megatron's CPU shim.
-vLLM's trainer factory only requires ``trainer_init`` and ``send_weights`` of a backend.
 
 The ranks of one copy of the model write their parts of a bucket directly into a segment that all of
 them and the engines map: one copy per byte, no messages. While engines load a bucket from one
@@ -13,66 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.engines.patches.register import SHARED_MEMORY
 from rlmath.engines.transports.segments import NamedSegments, map_writable, open_segment
-from rlmath.model.rank_layout import ParallelRank
 from rlmath.weights.buckets import Bucket
 
-
-class BucketSource(Protocol):
-    """The source of weights, such as ``rlmath.weights.gather.BucketGatherer``.
-
-    Attributes:
-        parallel: This rank, and the group that writes together.
-        buckets: Buckets, equal on all ranks.
-    """
-
-    parallel: ParallelRank
-
-    @property
-    def buckets(self) -> Sequence[Bucket]: ...
-
-    def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
-        """Write this rank's part of a bucket; the group's ranks together write all of it."""
-        ...
-
-
-class WeightSyncClient(Protocol):
-    """The engines, with the interface of vLLM's ``VLLMWeightSyncClient``."""
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
-    def start_weight_update(self) -> None: ...
-    def update_weights(self, update_info: Any) -> None: ...
-    def finish_weight_update(self) -> None: ...
-
-
-@dataclass(kw_only=True)
-class SharedMemoryTrainerInitInfo:
-    """Initial parameters of the trainer's ranks."""
-
-    backend: ClassVar[str] = SHARED_MEMORY
-
-    rank: int  # This trainer rank; rank 0 calls the engines.
-    run_id: str  # Part of the segments' names.
-
-    @property
-    def is_sender(self) -> bool:
-        return self.rank == 0
+if TYPE_CHECKING:
+    from rlmath.engines.transports.client import EngineClient
+    from rlmath.weights.gather import BucketGatherer
 
 
 class SharedMemoryTrainer:
-    """The open connection; one per trainer rank, made by ``trainer_init``."""
+    """The open connection; one per trainer rank, made by ``open``."""
 
     def __init__(
         self,
-        source: BucketSource,
-        client: WeightSyncClient,
+        source: BucketGatherer,
+        client: EngineClient,
         is_sender: bool,
         segments: list[Tensor],
     ) -> None:
@@ -82,25 +41,23 @@ class SharedMemoryTrainer:
         self._segments = segments
 
     @classmethod
-    def trainer_init(
+    def open(
         cls,
-        init_info: SharedMemoryTrainerInitInfo,
-        *,
-        client: WeightSyncClient,
-        source: BucketSource | None = None,
+        rank: int,
+        run_id: str,
+        client: EngineClient,
+        source: BucketGatherer,
     ) -> SharedMemoryTrainer:
         """Share the segments with the other ranks and the engines. Collective over all ranks.
-        Raises UserError: there is not enough shared memory; ValueError: no source."""
-        if source is None:
-            raise ValueError("the shared_memory transport needs a source of buckets")
+        Raises UserError: there is not enough shared memory."""
         if 0 not in source.parallel.global_ranks:
             # Another copy of the model (data parallel): only rank 0's copy is sent.
             return cls(source, client, False, [])
         named: NamedSegments | None = None
         told: list[Any] = [None]
-        if init_info.is_sender:
+        if rank == 0:
             try:
-                named = NamedSegments(init_info.run_id, segment_sizes(source.buckets))
+                named = NamedSegments(run_id, segment_sizes(source.buckets))
                 told = [named.names]
             except Exception as error:
                 # Tell the others, or they wait forever.
@@ -112,17 +69,17 @@ class SharedMemoryTrainer:
             raise told[0]
         try:
             segments = [map_writable(open_segment(name)) for name in told[0]]
-            if init_info.is_sender:
+            if rank == 0:
                 client.init_weight_transfer_engine({"segments": told[0]})
             if group is not None:
                 dist.barrier(group=group)
         finally:
             if named is not None:
                 named.unlink()
-        return cls(source, client, init_info.is_sender, segments)
+        return cls(source, client, rank == 0, segments)
 
     def send_weights(self) -> None:
-        """Send the source's current weights to all engines. Collective; see ``trainer_init``.
+        """Send the source's current weights to all engines. Collective; see ``open``.
         Raises Exception: an engine's error, on rank 0. The other ranks may then still wait for rank
         0, and the group is unusable."""
         if not self._segments:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.errors import ConfigError
+from rlmath.environments.adapters.opening import server_at
 from rlmath.utils.setting import Options, setting
 
 _TIMEOUT_S = 600.0  # rollout.call_timeout_s comes first
@@ -25,11 +25,7 @@ class NeMoGym:
     """A task; the server gets its row and the response."""
 
     def __init__(self, options: NeMoGymOptions) -> None:
-        if not options.url.startswith(("http://", "https://")):
-            raise ConfigError(
-                "rollout.environment_options.url: give the resources server's address, as "
-                "http://127.0.0.1:8000"
-            )
+        server_at(options.url)
         # It keeps the cookie of the server's session. Reading certificates takes milliseconds, for
         # each sample.
         has_tls = options.url.startswith("https")

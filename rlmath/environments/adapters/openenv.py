@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.errors import ConfigError
+from rlmath.environments.adapters.opening import field_of, server_at
 from rlmath.utils.setting import Options, setting
 
 if TYPE_CHECKING:
@@ -37,30 +37,21 @@ class OpenEnv:
     """An environment on a server; thoughts are no part of an action."""
 
     def __init__(self, options: OpenEnvOptions) -> None:
-        scheme, _, rest = options.url.partition("://")
-        if scheme not in ("http", "https") or not rest:
-            raise ConfigError(
-                "rollout.environment_options.url: give the server's address, as "
-                "http://127.0.0.1:8000"
-            )
+        scheme = "wss" if options.url.startswith("https") else "ws"
+        self._address = f"{scheme}://{server_at(options.url)}/ws"
         self._options = options
         self._socket: ClientConnection | None = None
         self._is_closed = False
-        self._address = f"{scheme.replace('http', 'ws')}://{rest.rstrip('/')}/ws"
 
     def reset(self, **row: Any) -> str | None:
         from websockets.sync.client import connect
 
         names = [name.strip() for name in self._options.reset_keys.split(",") if name.strip()]
-        if missing := [name for name in names if name not in row]:
-            raise ValueError(
-                f"the row has no {', '.join(missing)} (rollout.environment_options.reset_keys); "
-                f"it has: {', '.join(row)}"
-            )
+        given = {name: field_of(row, name, "reset_keys") for name in names}
         self._socket = connect(self._address, max_size=_MOST_BYTES, proxy=None).__enter__()
         if self._is_closed:  # Meanwhile: connecting took longer than a call may.
             self.close()
-        found = self._exchange("reset", {name: row[name] for name in names})
+        found = self._exchange("reset", given)
         return self._text_of(found["observation"]) or None
 
     def step(self, text: str) -> tuple[str, float, bool]:
@@ -100,12 +91,7 @@ class OpenEnv:
         if not key:
             shown = {name: value for name, value in observation.items() if name != "metadata"}
             return json.dumps(shown, ensure_ascii=False)
-        if key not in observation:
-            raise ValueError(
-                f"the observation has no {key!r} (rollout.environment_options.observation_key); "
-                f"it has: {', '.join(observation)}"
-            )
-        return str(observation[key])
+        return str(field_of(observation, key, "observation_key"))
 
 
 class _InvalidAction(Exception):

@@ -1,20 +1,33 @@
-"""Text that an environment of another package adds to the problem that it is given."""
+"""Parts of adapters: fields of a row, a server's address, text that is added to a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from rlmath.errors import ConfigError
 
-def problem_in(row: Mapping[str, Any], key: str) -> str:
-    """The problem of a row. Raises ValueError: it does not exist, or no text."""
-    found = row.get(key)
-    if not isinstance(found, str):
+_OPTIONS = "rollout.environment_options"
+
+
+def field_of(row: Mapping[str, Any], key: str, option: str, kind: type = object) -> Any:
+    """A field of a row or an observation, which an option names. Raises ValueError: it does not
+    exist, or is of another kind."""
+    if key not in row or not isinstance(row[key], kind):
+        text = "text " if kind is str else ""
+        name = "observation" if option == "observation_key" else "row"
         raise ValueError(
-            f"the row has no text {key!r} (rollout.environment_options.prompt_key); it has: "
-            f"{', '.join(row)}"
+            f"the {name} has no {text}{key!r} ({_OPTIONS}.{option}); it has: {', '.join(row)}"
         )
-    return found
+    return row[key]
+
+
+def server_at(url: str) -> str:
+    """The address of a server without its scheme. Raises ConfigError: it is none."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("http", "https") or not rest:
+        raise ConfigError(f"{_OPTIONS}.url: give the server's address, as http://127.0.0.1:8000")
+    return rest.rstrip("/")
 
 
 def added_text(prompt: str, returned: str) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS, EnvironmentTraits
-from rlmath.environments.adapters.opening import added_text, problem_in
+from rlmath.environments.adapters.opening import added_text, field_of
 from rlmath.errors import ConfigError
 from rlmath.plugins.loading import attribute_of, load
 from rlmath.plugins.source import split
@@ -36,13 +36,8 @@ class OpenRLHFAgent:
         self._label: Any = None
 
     async def reset(self, **row: Any) -> str | None:
-        key = self._options.label_key
-        if key not in row:
-            raise ValueError(
-                f"the row has no {key!r} (rollout.environment_options.label_key); it has: "
-                f"{', '.join(row)}"
-            )
-        prompt, self._label = problem_in(row, self._options.prompt_key), row[key]
+        self._label = field_of(row, self._options.label_key, "label_key")
+        prompt = field_of(row, self._options.prompt_key, "prompt_key", str)
         states = {"observation": prompt, "label": self._label}
         found = await _await_value(self._agent.reset(states))
         self._said = str(found["observation"])

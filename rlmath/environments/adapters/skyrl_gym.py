@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.environments.adapters.opening import added_text, problem_in
+from rlmath.environments.adapters.opening import added_text, field_of
 from rlmath.utils.setting import Options, setting
 
 
@@ -29,7 +29,7 @@ class SkyRLGym:
         import skyrl_gym
 
         options = self._options
-        prompt = problem_in(row, options.prompt_key)
+        prompt = field_of(row, options.prompt_key, "prompt_key", str)
         self._env = skyrl_gym.make(options.id, env_config=options.config, extras=row)
         messages, _ = self._env.init([{"role": "user", "content": prompt}])
         if len(messages) != 1 or messages[0]["role"] != "user":

@@ -47,34 +47,12 @@ _CODE, _DONE = 3, 4
 _START_LIMIT_S = 30.0
 
 
-class Output:
-    """First and last bytes of an output, at most ``limit`` of them."""
-
-    def __init__(self, limit: int) -> None:
-        self.total = 0
-        self.head, self._tail = bytearray(), bytearray()
-        self._half = limit // 2
-
-    def add(self, block: bytes) -> None:
-        self.total += len(block)
-        room = self._half - len(self.head)
-        self.head += block[:room]
-        self._tail += block[room:]
-        if len(self._tail) > 16 * self._half:
-            del self._tail[: -self._half]
-
-    @property
-    def tail(self) -> bytes:
-        """The last bytes that are not in ``head``."""
-        return bytes(self._tail[-self._half :])
-
-
 class Cell:
     """A process that runs code, one request after the other; see the module's docstring."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
-        self._limits = job["limits"]
+        self._limits, self._most_bytes = job["limits"], job["limits"]["output_kib"] * 1024
         self.calls = 0
         self.exit_code = 0
         self.ended_normally = True
@@ -92,10 +70,10 @@ class Cell:
         for descriptor in (self._output, self._code):
             os.set_blocking(descriptor, False)
 
-    def run(self, kind: int, code: bytes) -> tuple[str, float, Output]:
+    def run(self, kind: int, code: bytes) -> tuple[str, float, bytearray]:
         """Run code until it is done or passes a limit. Returns ``done``, ``exited`` (without saying
         so), or the limit that was passed; seconds; output."""
-        output = Output(self._job["output_bytes"])
+        output = bytearray()
         if self.calls > 0:
             self._resume()
         begun = time.monotonic()
@@ -112,11 +90,8 @@ class Cell:
             self.reap()
         self.ended_normally = status == "done" or (status == "exited" and self.exit_code >= 0)
         with suppress(BlockingIOError):
-            while output.total < self._limits["output_kib"] * 1024:
-                block = os.read(self._output, 65536)
-                if not block:
-                    break
-                output.add(block)
+            while len(output) <= self._most_bytes and (block := os.read(self._output, 65536)):
+                output += block
         return status, seconds, output
 
     def _starts(self) -> bool:
@@ -133,7 +108,7 @@ class Cell:
             resource.prlimit(self.pid, resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         os.kill(-1, signal.SIGCONT)
 
-    def _watch(self, request: bytes, output: Output) -> str:
+    def _watch(self, request: bytes, output: bytearray) -> str:
         """Send the request and read until the end; returns as :meth:`run`."""
         poll = select.poll()
         for descriptor in (self._output, self._done, self._pidfd):
@@ -167,8 +142,8 @@ class Cell:
                     self.exit_code = block[0]
                     return "done"
                 else:
-                    output.add(block)
-                    if output.total > self._limits["output_kib"] * 1024:
+                    output += block
+                    if len(output) > self._most_bytes:
                         return "flood"
 
     def reap(self) -> bool:
@@ -183,7 +158,7 @@ class Cell:
                     self._cpu_s = usage.ru_utime + usage.ru_stime
                 else:
                     self._others += 1
-        return self._others == 0 and _is_untouched()
+        return self._others == 0 and _folders() == self._job["folders"]
 
     def close(self) -> None:
         for descriptor in (self._code, self._output, self._done, self._pidfd):
@@ -220,24 +195,10 @@ def _memory_mib() -> float:
     return sum(resident.values())
 
 
-def _is_untouched() -> bool:
-    """Whether the writable folders are as :func:`_mark` left them."""
-    return [_print(folder) for folder in _WRITABLE] == _marks
-
-
-def _print(folder: str) -> tuple[int, int, int]:
-    found = os.stat(folder)
-    return found.st_mode, found.st_mtime_ns, found.st_ctime_ns
-
-
-_marks: list[tuple[int, int, int]] = []
-
-
-def _mark() -> None:
-    """Record the times of the writable folders, one of which any change in them changes."""
-    for folder in _WRITABLE:
-        os.utime(folder, (0, 0))
-    _marks[:] = [_print(folder) for folder in _WRITABLE]
+def _folders() -> list[tuple[int, int, int]]:
+    """Modes and times of the writable folders, one of which any change in them changes."""
+    found = map(os.stat, _WRITABLE)
+    return [(one.st_mode, one.st_mtime_ns, one.st_ctime_ns) for one in found]
 
 
 def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
@@ -311,7 +272,9 @@ def _serve(job: dict[str, Any], link: int) -> None:
     os.environ.update(job["env"])
     sys.path.insert(0, "")
     sys.executable = job["argv"][0]
-    _mark()
+    for folder in _WRITABLE:
+        os.utime(folder, (0, 0))
+    job["folders"] = _folders()
     here = Cell(job)
     os.write(link, READY)
     while _answer(here, link):
@@ -334,9 +297,8 @@ def _answer(here: Cell, link: int) -> bool:
     keeps = kind == KEEP and status == "done"
     if status in ("done", "exited"):
         status = here.status_of_exit()
-    head, tail = bytes(output.head), output.tail
-    numbers = (STATUSES.index(status), keeps, here.exit_code, seconds, output.total)
-    reply = memoryview(REPLY.pack(*numbers, len(head), len(tail)) + head + tail)
+    numbers = (STATUSES.index(status), keeps, here.exit_code, seconds, len(output))
+    reply = memoryview(REPLY.pack(*numbers) + output)
     while reply:
         reply = reply[os.write(link, reply) :]
     return keeps or _end(here, link)

@@ -24,17 +24,10 @@ from rlmath.rewards.sandbox.provider import (
     PreparedProgram,
     Program,
     ProviderError,
-    canonical_language,
+    language_of,
 )
 
 _COMPILE_S = 60
-_LANGUAGES: dict[str, tuple[str, list[str], list[str]]] = {
-    "python": ("main.py", [], ["python3", "main.py"]),
-    "cpp": ("main.cpp", ["g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"], ["./main"]),
-    "c": ("main.c", ["gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"], ["./main"]),
-    "javascript": ("main.js", [], ["node", "main.js"]),
-    "bash": ("main.sh", [], ["bash", "main.sh"]),
-}
 
 _SCRIPT = """
 import json, os, resource, shutil, signal, subprocess, tempfile, time
@@ -108,23 +101,18 @@ def build_script(
 ) -> tuple[str, str]:
     """The script for one run, and the mark before its reply. Raises ProviderError: unknown
     language."""
-    name = canonical_language(program.language)
-    if name not in _LANGUAGES:
-        raise ProviderError(
-            f"language {program.language!r}: rented sandboxes run {', '.join(sorted(_LANGUAGES))}"
-        )
-    main, compile_command, run_command = _LANGUAGES[name]
+    language = language_of(program)
     mark = f"rlmath-{token_hex(16)}:"
     job = {
-        "files": {**program.files, **files, main: program.source},
-        "compile": compile_command,
+        "files": {**program.files, **files, language.file: program.source},
+        "compile": list(language.compile),
         "compile_s": _COMPILE_S,
-        "run": [*run_command, *program.args],
+        "run": [part.replace("{python}", "python3") for part in language.run] + [*program.args],
         "stdin": stdin,
         "cpu_s": limits.cpu_s,
         "wall_s": limits.wall_s,
         "memory_bytes": limits.memory_mib * 2**20,
-        "limit_address_space": name != "javascript",
+        "limit_address_space": language.limit_address_space,
         "file_bytes": limits.file_size_mib * 2**20,
         "output_bytes": limits.output_kib * 1024,
         "collect": list(program.collect),

@@ -1,41 +1,21 @@
-"""Counts of program runs, timeouts and provider failures."""
+"""Counts of program runs and timeouts."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from rlmath.rewards.sandbox.provider import Execution, PreparedProgram
+from rlmath.rewards.stats import Counts
 
-
-class RunCounts:
-    """Counts since the last :meth:`drain`. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runs = self._timeouts = self._provider_errors = 0
-
-    def add(self, execution: Execution) -> None:
-        with self._lock:
-            self._runs += 1
-            self._timeouts += execution.status == "timeout"
-
-    def add_provider_error(self) -> None:
-        with self._lock:
-            self._provider_errors += 1
-
-    def drain(self) -> tuple[int, int, int]:
-        """Return runs, timeouts and provider failures, and reset them."""
-        with self._lock:
-            found = self._runs, self._timeouts, self._provider_errors
-            self._runs = self._timeouts = self._provider_errors = 0
-        return found
+# Names of metrics.
+SANDBOX_RUNS = "sandbox_runs"
+SANDBOX_TIMEOUTS = "sandbox_timeouts"
 
 
 class CountedProgram(PreparedProgram):
     """A prepared program that counts its runs."""
 
-    def __init__(self, program: PreparedProgram, counts: RunCounts) -> None:
+    def __init__(self, program: PreparedProgram, counts: Counts) -> None:
         self._program, self._counts = program, counts
 
     @property
@@ -45,7 +25,8 @@ class CountedProgram(PreparedProgram):
 
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
         execution = self._program.run(stdin, files)
-        self._counts.add(execution)
+        self._counts.add(SANDBOX_RUNS)
+        self._counts.add(SANDBOX_TIMEOUTS, execution.status == "timeout")
         return execution
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from secrets import randbelow
 from typing import Any, Literal
@@ -41,12 +41,13 @@ from rlmath.rewards.sandbox.memory import process_tree, tree_memory_mib
 from rlmath.rewards.sandbox.provider import (
     CodeProvider,
     Execution,
+    Language,
     Limits,
     PreparedProgram,
     Program,
     ProviderError,
     Status,
-    canonical_language,
+    language_of,
 )
 
 log = logging.getLogger(__name__)
@@ -67,45 +68,6 @@ _COMPILE_LIMITS = Limits(
 _MEMORY_SLACK_MIB = 64
 # Folders and the program itself, in addition to a file of the maximum size.
 _DISK_SLACK_MIB = 1
-
-
-@dataclass(frozen=True)
-class _Language:
-    """How to build and run programs of one language. ``{python}`` is the interpreter.
-
-    ``stack_share`` is the share of the memory limit for the main thread's stack; each further
-    thread reserves as much when it starts.
-    """
-
-    file: str
-    run: tuple[str, ...]
-    compile: tuple[str, ...] = ()
-    limit_address_space: bool = True
-    stack_share: float = 1 / 16
-
-    @property
-    def tool(self) -> str:
-        return (self.compile or self.run)[0]
-
-
-_LANGUAGES = {
-    "python": _Language("main.py", ("{python}", "-B", "main.py")),
-    "cpp": _Language(
-        "main.cpp",
-        ("./main",),
-        ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
-        stack_share=1 / 2,  # solutions recurse deeply and start no threads
-    ),
-    "c": _Language(
-        "main.c",
-        ("./main",),
-        ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
-        stack_share=1 / 2,
-    ),
-    # V8 reserves far more addresses than it uses; resident memory is limited instead.
-    "javascript": _Language("main.js", ("node", "main.js"), limit_address_space=False),
-    "bash": _Language("main.sh", ("bash", "main.sh")),
-}
 
 
 class LocalProvider(CodeProvider):
@@ -185,13 +147,7 @@ class LocalProvider(CodeProvider):
         return None
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
-        name = canonical_language(program.language)
-        if name not in _LANGUAGES:
-            raise ProviderError(
-                f"language {program.language!r}: the local sandbox runs "
-                f"{', '.join(sorted(_LANGUAGES))}"
-            )
-        language = _LANGUAGES[name]
+        language = language_of(program)
         if not (language.tool.startswith("{") or shutil.which(language.tool)):
             raise ProviderError(f"language {program.language!r}: {language.tool} is not installed")
         for path in (*program.files, *program.collect):
@@ -205,7 +161,7 @@ class LocalProvider(CodeProvider):
         stdin: str,
         limits: Limits,
         collect: tuple[str, ...],
-        language: _Language,
+        language: Language,
     ) -> tuple[Execution, dict[str, bytes]]:
         """Run a command in a new sandbox; returns the result and the collected files."""
         with self._slots, job_folder(files, stdin) as folder, self.user_ids.one() as uid:
@@ -250,14 +206,10 @@ class LocalProvider(CodeProvider):
 
     @property
     def read_only_paths(self) -> list[str]:
-        """Paths of this machine that programs may read."""
-        wanted = (*_SYSTEM_PATHS, _prefix(self.python), *self._extra_paths)
+        """Paths of this machine that programs may read; the interpreter's library is two levels
+        above ``bin/python``."""
+        wanted = (*_SYSTEM_PATHS, str(Path(self.python).parent.parent), *self._extra_paths)
         return [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
-
-
-def _prefix(python: str) -> str:
-    """The folder with an interpreter's library: two levels above ``bin/python``."""
-    return str(Path(python).parent.parent)
 
 
 def _open_to_all(path: str) -> bool:
@@ -352,7 +304,7 @@ def _unnest(top: int, name: str, pending: list[str]) -> None:
 
 class _Prepared(PreparedProgram):
     def __init__(
-        self, provider: LocalProvider, language: _Language, program: Program, limits: Limits
+        self, provider: LocalProvider, language: Language, program: Program, limits: Limits
     ) -> None:
         self._provider = provider
         self._language = language
@@ -401,7 +353,7 @@ class _Run:
         uid: int,
         limits: Limits,
         collect: tuple[str, ...],
-        language: _Language,
+        language: Language,
     ) -> None:
         self.limits = limits
         self.folder = folder

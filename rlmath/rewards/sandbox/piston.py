@@ -18,6 +18,7 @@ from typing import Any
 from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
 from rlmath.rewards.sandbox.provider import (
+    LANGUAGES,
     CodeProvider,
     Execution,
     Limits,
@@ -28,13 +29,6 @@ from rlmath.rewards.sandbox.provider import (
     canonical_language,
 )
 
-_LANGUAGES = {
-    "python": ("python", "main.py"),
-    "cpp": ("c++", "main.cpp"),
-    "c": ("c", "main.c"),
-    "javascript": ("javascript", "main.js"),
-    "bash": ("bash", "main.sh"),
-}
 _COMPILE_TIMEOUT_S = 60
 
 
@@ -82,7 +76,8 @@ class PistonProvider(CodeProvider):
         if program.collect:
             raise ProviderError("piston returns no files; it cannot run a problem with file output")
         name = canonical_language(program.language)
-        runtime, main = _LANGUAGES.get(name, (program.language, "main"))
+        runtime = "c++" if name == "cpp" else name if name in LANGUAGES else program.language
+        main = LANGUAGES[name].file if name in LANGUAGES else "main"
         files = {main: program.source, **program.files}
         return self.prepare_files(runtime, files, limits, args=program.args)
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlmath.errors import InfrastructureError
 from rlmath.rewards.base import RewardSettingError
 
 Status = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "disk_limit"]
 
 
-class ProviderError(Exception):
+class ProviderError(InfrastructureError):
     """The provider failed, so nothing is known about the program."""
 
 
@@ -96,33 +97,70 @@ class CodeProvider(ABC):
         """Release everything."""
 
 
-_ALIASES = {
-    "py": "python",
-    "python3": "python",
-    "pypy3": "python",
-    "c++": "cpp",
-    "cxx": "cpp",
-    "c++17": "cpp",
-    "c++20": "cpp",
-    "cpp17": "cpp",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "sh": "bash",
-    "shell": "bash",
+@dataclass(frozen=True)
+class Language:
+    """How to build and run programs of one language. ``{python}`` is the interpreter.
+
+    ``stack_share`` is the share of the memory limit for the main thread's stack; each further
+    thread reserves as much when it starts.
+    """
+
+    file: str
+    aliases: tuple[str, ...]  # Its other names.
+    run: tuple[str, ...]
+    compile: tuple[str, ...] = ()
+    limit_address_space: bool = True
+    stack_share: float = 1 / 16
+
+    @property
+    def tool(self) -> str:
+        return (self.compile or self.run)[0]
+
+
+LANGUAGES = {
+    "python": Language("main.py", ("py", "python3", "pypy3"), ("{python}", "-B", "main.py")),
+    "cpp": Language(
+        "main.cpp",
+        ("c++", "cxx", "c++17", "c++20", "cpp17"),
+        ("./main",),
+        ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
+        stack_share=1 / 2,  # solutions recurse deeply and start no threads
+    ),
+    "c": Language(
+        "main.c",
+        (),
+        ("./main",),
+        ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
+        stack_share=1 / 2,
+    ),
+    # V8 reserves far more addresses than it uses; resident memory is limited instead.
+    "javascript": Language(
+        "main.js", ("js", "node", "nodejs"), ("node", "main.js"), limit_address_space=False
+    ),
+    "bash": Language("main.sh", ("sh", "shell"), ("bash", "main.sh")),
 }
 
 
 def canonical_language(name: str) -> str:
     """The canonical name of a language: ``py`` and ``python3`` are ``python``."""
     lowered = name.strip().lower()
-    return _ALIASES.get(lowered, lowered)
+    return next((known for known, one in LANGUAGES.items() if lowered in one.aliases), lowered)
+
+
+def language_of(program: Program) -> Language:
+    """The language of a program. Raises ProviderError: sandboxes do not know it."""
+    name = canonical_language(program.language)
+    if name not in LANGUAGES:
+        raise ProviderError(
+            f"language {program.language!r}: sandboxes run {', '.join(sorted(LANGUAGES))}"
+        )
+    return LANGUAGES[name]
 
 
 def language_names(language: str) -> tuple[str, ...]:
     """All names of a language that may follow a code fence."""
     canonical = canonical_language(language)
-    return (canonical, *(alias for alias, name in _ALIASES.items() if name == canonical))
+    return (canonical, *(LANGUAGES[canonical].aliases if canonical in LANGUAGES else ()))
 
 
 _PROVIDERS = {

@@ -39,9 +39,7 @@ class CellResult:
     """Result of a call."""
 
     status: str  # ok, error, timeout, memory, or flood: more output than the limit.
-    head: bytes
-    tail: bytes  # Its last bytes, as far as they are not in head.
-    total: int
+    output: bytes
     exit_code: int  # Exit code of its process, a signal as its negated number; 0 while it runs.
     seconds: float
 
@@ -49,10 +47,11 @@ class CellResult:
 class Sandbox:
     """A sandbox, used by one thread at a time."""
 
-    def __init__(self, link: socket.socket, output_bytes: int) -> None:
+    def __init__(self, link: socket.socket, limits: Limits) -> None:
         self.has_names = False  # It keeps the names of earlier calls.
         self._link = link
-        self._output_bytes = output_bytes
+        # It notices after a block that the output is too long.
+        self._most_bytes = (limits.output_kib + 128) * 1024
         self._is_clean: bool | None = True  # None: unknown yet
 
     def run(self, code: str, *, keep: bool = False) -> CellResult:
@@ -64,10 +63,10 @@ class Sandbox:
         try:
             self._send(KEEP if keep else RUN, code.encode("utf-8", "replace"))
             head = self._read(REPLY.size)
-            status, self.has_names, exit_code, seconds, total, first, last = REPLY.unpack(head)
-            if status >= len(STATUSES) or first + last > self._output_bytes:
+            status, self.has_names, exit_code, seconds, length = REPLY.unpack(head)
+            if status >= len(STATUSES) or length > self._most_bytes:
                 raise OSError("its reply cannot be read")
-            output = self._read(first + last)
+            output = self._read(length)
         except OSError as error:
             self._is_clean = self.has_names = False
             raise ProviderError(f"a sandbox was lost: {error}") from error
@@ -75,8 +74,7 @@ class Sandbox:
         if STATUSES[status] == "infrastructure":
             text = output.decode("utf-8", "replace") or "out of memory"
             raise ProviderError(f"a sandbox could not start or keep a process: {text}")
-        head, tail = output[:first], output[first:]
-        return CellResult(STATUSES[status], head, tail, total, exit_code, seconds)
+        return CellResult(STATUSES[status], output, exit_code, seconds)
 
     def forget(self) -> None:
         """Forget the names of earlier calls."""
@@ -200,28 +198,17 @@ class WarmSandboxes:
     Args:
         provider: Has level ``namespace``; decides what sandboxes see of this machine.
         limits: Limits of each call; ``output_kib`` ends a call with more output.
-        output_bytes: Most bytes of a call's output that are returned.
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
-        preload: Packages that are imported ahead, if they are installed.
     """
 
-    def __init__(
-        self,
-        provider: LocalProvider,
-        limits: Limits,
-        *,
-        output_bytes: int,
-        ahead: int,
-        most: int,
-        preload: tuple[str, ...] = PRELOAD,
-    ) -> None:
+    def __init__(self, provider: LocalProvider, limits: Limits, *, ahead: int, most: int) -> None:
         if provider.level != "namespace":
             raise RewardSettingError(
                 f"warm sandboxes need level namespace, and this machine allows {provider.level}"
             )
         packages = [path for path in site.getsitepackages() if os.path.isdir(path)]
-        self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
+        self._provider, self._limits = provider, limits
         self._ahead, self._most = ahead, max(ahead, most)
         self._resources = ExitStack()
         folder = self._resources.enter_context(job_folder({}, ""))
@@ -234,8 +221,7 @@ class WarmSandboxes:
             "limit_address_space": True,
             "stack_share": 1 / 16,
             "argv": provider.resolve(("{python}",)),
-            "output_bytes": output_bytes,
-            "preload": preload,
+            "preload": PRELOAD,
         }
         self._changed = threading.Condition()
         self._server: _Server | None = None
@@ -310,7 +296,7 @@ class WarmSandboxes:
                 uid = resources.enter_context(self._provider.user_ids.one())
                 server = self._running_server()
                 process = server.fork(uid, theirs)
-            sandbox = Sandbox(link, self._output_bytes)
+            sandbox = Sandbox(link, self._limits)
             with self._changed:
                 self._all[sandbox] = server, process, resources
             link.settimeout(_SANDBOX_START_S)

@@ -125,12 +125,7 @@ def wrong_loss_tokens(
     groups: Sequence[Group], takes_part: Sequence[bool], tokens: Sequence[int]
 ) -> list[str]:
     """A sentence unless each sequence's tokens in the loss are those that the model sampled.
-
-    Args:
-        groups: To train on.
-        takes_part: Whether each sample is in the loss.
-        tokens: Number of each sample's tokens in the loss.
-    """
+    ``takes_part``: whether each sample is in the loss. ``tokens``: number of those in the loss."""
     samples = [one.sample for group in groups for one in group.samples]
     for sample, is_in, count in zip(samples, takes_part, tokens, strict=True):
         wanted, since = 0, None

@@ -8,8 +8,7 @@ from torch import nn
 
 from rlmath.actor.fp8 import copies_of_weights, fp8_settings, without_fp8
 from rlmath.actor.lora import Adapter, attach_adapter
-from rlmath.actor.quantized_cache import quantized_cache
-from rlmath.actor.quantized_products import MATRICES, quantized_products
+from rlmath.actor.quantized_products import MATRICES, quantized_cache, quantized_products
 from rlmath.actor.rounding_noise import rounded_modules, rounding_noise
 from rlmath.device import fp8 as device
 from rlmath.errors import UserError

@@ -8,11 +8,10 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlmath.actor import rank_calls
 from rlmath.actor.communicators import Communicators, Link, describe
-from rlmath.actor.dealing import assemble
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
-from rlmath.actor.token_values import TokenValues
+from rlmath.actor.token_values import TokenValues, assemble
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.residue import Residue

@@ -115,11 +115,11 @@ def pass_at_k(rewards, group_ids, k, epsilon=1e-6):
     return out
 
 
-def gae(rewards, values, lengths, gamma, lam, bootstrap):
+def gae(rewards, values, lengths, gamma, lam):
     """From the definition: the discounted sum of temporal differences."""
     advantages, start = [], 0
-    for n, last in zip(lengths, bootstrap, strict=True):
-        r, v = rewards[start : start + n], [*values[start : start + n], last]
+    for n in lengths:
+        r, v = rewards[start : start + n], [*values[start : start + n], 0.0]
         deltas = [r[t] + gamma * v[t + 1] - v[t] for t in range(n)]
         for t in range(n):
             advantages.append(sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, n)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlmath.algorithms.aggregation import AGGREGATIONS, denominator, sequence_weights
 from rlmath.algorithms.early_stop import decide
 from rlmath.algorithms.kl import KL_ESTIMATORS, kl_estimate
-from rlmath.algorithms.kl_control import kl_in_reward, next_kl_coef, reference_weight
+from rlmath.algorithms.kl_control import next_kl_coef, reference_weight
 from rlmath.algorithms.value import value_losses
 
 # Two distributions over four tokens: expectations are exact sums, not samples.
@@ -79,25 +79,11 @@ def test_k3_keeps_the_digits_of_a_small_difference():
     assert float(kl_estimate("k3", x, ref, x)) == pytest.approx(2.0**-25, rel=1e-3)
 
 
-def test_an_unknown_estimator_is_answered_with_the_known():
-    with pytest.raises(ValueError, match=r"kl_estimator = 'k4'.*k1, k2, k3, k3_unbiased"):
-        kl_estimate("k4", LOGITS, REF, OLD)
-
-
 def test_kl_coefficient_follows_its_target():
     assert next_kl_coef(0.1, 0.06, 0.06, 1000, 100) == 0.1
     assert next_kl_coef(0.1, 9.0, 0.06, 1000, 100) == pytest.approx(0.1 * 1.02)
     assert next_kl_coef(0.1, 0.0, 0.06, 1000, 100) == pytest.approx(0.1 * 0.98)
     assert next_kl_coef(0.1, 0.066, 0.06, 1000, 1000) == pytest.approx(0.11)
-    with pytest.raises(ValueError, match="target = 0"):
-        next_kl_coef(0.1, 0.1, 0, 1000, 100)
-
-
-def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
-    kl = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
-    mask = torch.tensor([True, True, False, True, True])
-    got = kl_in_reward(kl, mask, torch.tensor([3, 2]), 0.5)
-    assert got.tolist() == [-1.5, -1.0, 0.0, -12.0, -8.0]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +99,6 @@ def test_kl_in_the_reward_bears_on_this_token_and_those_before_it():
 )
 def test_reference_renewal(kind, step, want):
     assert reference_weight(kind, step, every=50, decay=0.75) == want
-
-
-def test_reference_renewal_refuses_what_cannot_work():
-    with pytest.raises(ValueError, match=r"'fixed'.*averaged, frozen, reset"):
-        reference_weight("fixed", 1, every=1, decay=0.9)
-    with pytest.raises(ValueError, match="every = 0"):
-        reference_weight("reset", 1, every=0, decay=0.9)
 
 
 def sums(ratio_sum=10.0, tokens=10.0, nonfinite=0.0, signal=1.0, **more):
@@ -184,12 +163,6 @@ def test_value_losses_pass_gradcheck():
     mask = torch.arange(9) != 4
     check = torch.autograd.gradcheck
     assert check(lambda v: value_losses(v, old, returns, mask), values.requires_grad_())
-
-
-def test_a_clip_that_cannot_work_is_refused():
-    one = torch.ones(1)
-    with pytest.raises(ValueError, match="value clip = 0"):
-        value_losses(one, one, one, one.bool(), clip=0.0)
 
 
 KINDS = AGGREGATIONS.names()

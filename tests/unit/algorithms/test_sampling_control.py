@@ -210,19 +210,9 @@ def test_too_easy_and_too_hard_problems_are_on_cooldown():
     assert resumed.state() == rates.state()
 
 
-def test_curriculum_refuses_what_cannot_work():
-    with pytest.raises(ValueError, match=r"too_hard = 0.9"):
-        PassRates(CooldownSettings(too_easy=0.5, too_hard=0.9))
-    with pytest.raises(ValueError, match="p: 3 of 2"):
-        PassRates(CooldownSettings()).update("p", 3, 2, step=0)
-
-
 def test_staged_lengths():
     stages = [(0, 8192), (100, 16384), (200, 24576)]
     assert [staged_length(s, stages) for s in (0, 99, 100, 500)] == [8192, 8192, 16384, 24576]
-    for wrong in ([], [(1, 8)], [(0, 8), (0, 9)], [(0, 8), (5, 0)]):
-        with pytest.raises(ValueError, match="length stages"):
-            staged_length(0, wrong)
 
 
 def test_entropy_coefficient_steps_towards_the_target():
@@ -243,8 +233,6 @@ def test_top_entropy_tokens_by_hand():
     assert got.tolist() == [False, True, True, False, False, False]
     assert torch.equal(top_entropy_mask(entropy, mask, 1.0), mask)
     assert not top_entropy_mask(entropy, torch.zeros_like(mask), 0.2).any()
-    with pytest.raises(ValueError, match=r"0.0"):
-        top_entropy_mask(entropy, mask, 0.0)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=30), st.floats(0.01, 1.0))

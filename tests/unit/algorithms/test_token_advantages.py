@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,8 +17,8 @@ from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
-from rlmath.types import GradedSample, Group, Problem, Sample
-from tests.support.samples import make_sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_group, make_sample
 
 REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 1, 1])
@@ -102,6 +101,8 @@ def test_whitening_takes_a_kl_penalty_in():
 def test_a_kl_penalty_by_hand():
     """Costs 1, 2 and 3 nats on the last three-token sequence, weight 0.1."""
     kl = torch.tensor([0.0, 0, 0, 1, 2, 3, 0, 0, 0], dtype=torch.float64)
+    masked = MASK & (torch.arange(9) != 4)
+    assert kl_in_reward(kl, masked, LENGTHS, 0.1)[3:6].tolist() == pytest.approx([-0.4, 0, -0.3])
     penalty = kl_in_reward(kl, MASK, LENGTHS, 0.1)
     assert penalty.tolist() == pytest.approx([0, 0, 0, -0.6, -0.5, -0.3, 0, 0, 0])
     difference = advantages("dr_grpo", penalty) - advantages("dr_grpo")
@@ -168,17 +169,8 @@ def test_truncated_responses_count_in_the_statistics_but_not_in_the_loss():
 
 
 def test_later_copies_of_a_response_can_be_masked():
-    problem = Problem("p", "?", (1, 2), ("2",))
-    samples = [
-        GradedSample(
-            Sample("p", i, np.array(ids), np.zeros(2), "", "stop", ((0, 0),), 0, 0),
-            r,
-            None,
-            "ungraded",
-        )
-        for i, (ids, r) in enumerate([((3, 4), 1.0), ((3, 5), 0.0), ((3, 4), 1.0)])
-    ]
-    both = [Group(problem, tuple(samples))] * 2
+    samples = [make_sample("p", i, ids) for i, ids in enumerate([(3, 4), (3, 5), (3, 4)])]
+    both = [make_group(samples, [1.0, 0.0, 1.0])] * 2
     batch = training_batch(both, truncated=TruncatedRule.keep, mask_duplicates=True)
     # In each group the third response; the second group's first is no copy of the first group's.
     assert batch.loss_mask.tolist() == [True, True, True, True, False, False] * 2

@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -14,9 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from rlmath.checkpoint import child_writer
-from rlmath.checkpoint.child_writer import ChildWriter, SharedMemory
+from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.digests import take_note
-from rlmath.checkpoint.state import PendingSave
 from rlmath.checkpoint.writer import checkpoint_writer
 from rlmath.device.host_memory import host_copies
 from tests.unit.checkpoint.small_disk import small_disk
@@ -108,13 +105,3 @@ def test_a_child_that_is_not_needed_ends():
     del child
     gc.collect()
     assert process.wait(120) == 0
-
-
-def test_the_copies_are_freed_when_they_are_written():
-    memory = SharedMemory(1 << 20)
-    alive = weakref.ref(memory)
-    pending = PendingSave(partial(memory.empty, (4,), torch.float32), in_background=True)
-    del memory
-    pending.wait()
-    gc.collect()
-    assert alive() is None

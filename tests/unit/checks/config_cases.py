@@ -17,6 +17,16 @@ QWEN_1_5B = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"]
 QWEN_7B = KNOWN["DeepSeek-R1-Distill-Qwen-7B"]
 
 
+def set_values(config, changes):
+    """Set settings by their keys, ``actor.lora.rank``."""
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section = config
+        for name in path:
+            section = getattr(section, name)
+        setattr(section, last, value)
+
+
 def write_weights(file, sizes):
     """A file whose header names the tensors that a model of these sizes has, and nothing in it."""
     try:

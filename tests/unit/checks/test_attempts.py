@@ -96,7 +96,6 @@ def test_other_settings_may_change_and_are_printed(run_dir):
     config = settings(run_dir, "actor.optimizer.lr=1e-7", "runner.steps=99", "reward.timeout_s=9")
     assert attempts.refusals(config) == []
     found = attempts.continuation(config)
-    assert found is not None
     keys = {change.key for change in found.changes}
     assert keys == {"actor.optimizer.lr", "runner.steps", "reward.timeout_s"}
     text = found.describe()
@@ -133,21 +132,21 @@ def test_accept_changes_names_what_exists_and_is_guarded(run_dir, capsys):
     assert "actor.optimizer.lr may be changed" in said
 
 
+def is_finished(config):
+    return attempts.continuation(config).finished
+
+
 def test_finished_run_differs_from_one_without_export(run_dir):
     config = settings(run_dir, "runner.steps=8")
-    found = attempts.continuation(config)
-    assert found is not None and not found.finished
+    assert not is_finished(config)
     # A folder alone is no export: its run may have ended before the rest was written.
     (run_dir / "hf").mkdir()
     (run_dir / "hf" / "config.json").write_text("{}")
-    found = attempts.continuation(config)
-    assert found is not None and not found.finished
+    assert not is_finished(config)
     attempts.note_export(run_dir, step=8)
-    found = attempts.continuation(config)
-    assert found is not None and found.finished
-    assert "already at step 8 of 8" in found.describe() and "runner.steps" in found.describe()
-    more = attempts.continuation(settings(run_dir, "runner.steps=9"))
-    assert more is not None and not more.finished
+    assert is_finished(config) and not is_finished(settings(run_dir, "runner.steps=9"))
+    text = attempts.continuation(config).describe()
+    assert "already at step 8 of 8" in text and "runner.steps" in text
 
 
 def test_the_export_of_a_shorter_run_is_not_that_of_a_longer_one(run_dir):
@@ -156,18 +155,14 @@ def test_the_export_of_a_shorter_run_is_not_that_of_a_longer_one(run_dir):
     attempts.record(more, after_step=8)
     checkpoint(run_dir / "checkpoints", 9)
     # Ended while it exported, hf/ still of step 8.
-    found = attempts.continuation(more)
-    assert found is not None and not found.finished
+    assert not is_finished(more)
     attempts.note_export(run_dir, step=9)
-    found = attempts.continuation(more)
-    assert found is not None and found.finished
+    assert is_finished(more)
     # Nor does the export of a run count for another begun in its folder.
     attempts.record(more, after_step=0, begins=True)
-    found = attempts.continuation(more)
-    assert found is not None and not found.finished
+    assert not is_finished(more)
     (run_dir / "exported.json").write_text('{"st')
-    found = attempts.continuation(more)
-    assert found is not None and not found.finished
+    assert not is_finished(more)
 
 
 def test_sft_guards_the_model_alone(tmp_path):

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
+from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, set_values
 
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.pairs import pair_problems
@@ -43,12 +43,7 @@ def problems(made, command="train", machine=HOPPER):
 def test_fp8_refuses_incompatible_settings(changes, part):
     made = config()
     assert not problems(made)
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        section = made
-        for name in path:
-            section = getattr(section, name)
-        setattr(section, last, value)
+    set_values(made, changes)
     (message,) = problems(made)
     assert message.startswith(("actor.fp8", "algorithm.correction")) and part in message
     assert not problems(made, "evaluate")

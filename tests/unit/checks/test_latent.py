@@ -7,10 +7,10 @@ import pytest
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.layout import cpu_cache_problem, cpu_heads_problem, tensor_parallel_problems
 from rlmath.config.schema import Device
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import Latent, model_spec
-from tests.unit.model.test_spec import DEEPSEEK_V3, LLAMA_31
 
-SPEC = model_spec(DEEPSEEK_V3)
+SPEC = model_spec(KNOWN["DeepSeek-V3"])
 
 
 def problems(spec, device, command):
@@ -25,7 +25,7 @@ def test_only_what_is_proven():
     narrow = dataclasses.replace(SPEC, latent=Latent(16, 24, 12, 8, 6))
     (problem,) = problems(narrow, Device.cpu, "train")
     assert "24 + qk_rope_head_dim=8 = 32" in problem and "supports only 576" in problem
-    llama = model_spec(LLAMA_31)
+    llama = model_spec(KNOWN["Llama-3.1-8B"])
     assert problems(llama, Device.cuda, "train") == []
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from config_cases import QWEN_1_5B
+from config_cases import QWEN_1_5B, set_values
 from safetensors.torch import save_file
 
 from rlmath.checks.lora import (
@@ -86,7 +86,6 @@ def test_experts_have_adapters_where_they_are_asked_for():
 
 def test_latent_attention_has_adapters_of_its_own_matrices():
     usual = adapters_of(config().actor.lora, DEEPSEEK, seed=0)
-    assert usual is not None
     assert usual.targets == ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     shapes = adapter_shapes(DEEPSEEK, usual)
     assert shapes["model.layers.60.self_attn.kv_a_proj_with_mqa.lora_B.weight"] == (576, 8)
@@ -221,12 +220,7 @@ def test_a_damaged_peft_folder_is_named(tmp_path, damage, part):
 def test_unmerged_lora_refuses_what_vllm_lacks(device, changes, part):
     made = config(rollout=LoraRollout.unmerged)
     assert [*unmerged_problems(made, device), *unmerged_model(made, QWEN)] == []
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        section = made
-        for name in path:
-            section = getattr(section, name)
-        setattr(section, last, value)
+    set_values(made, changes)
     (message,) = unmerged_problems(made, device)
     assert "actor.lora.rollout=unmerged" in message and part in message and "merged" in message
     made.actor.lora.rollout = LoraRollout.merged

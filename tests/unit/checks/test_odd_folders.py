@@ -1,6 +1,7 @@
 """Folders that cannot be trained, through the console command: one message, no traceback, and the
 cause by name."""
 
+import functools
 import itertools
 import json
 import math
@@ -20,6 +21,7 @@ from rlmath.config.load import load
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
+from tests.support.case_files import read_cases
 
 SIZES = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -33,12 +35,7 @@ SIZES = {
     "tie_word_embeddings": True,
     "vocab_size": VOCABULARY_SIZE,
 }
-QWEN3_MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "num_experts": 4,
-    "moe_intermediate_size": 32,
-    "norm_topk_prob": True,
-}
+ADAPTER = "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft"
 
 
 def write(folder, sizes):
@@ -50,8 +47,10 @@ def write(folder, sizes):
     save_file({n: torch.zeros(s) for n, s in shapes.items()}, folder / "model.safetensors")
 
 
-def config(folder, **changes):
-    (folder / "config.json").write_text(json.dumps(SIZES | changes))
+def replace_file(folder, name, content):
+    """Another text of a file, or other fields of ``config.json``."""
+    text = content if isinstance(content, str) else json.dumps(SIZES | content)
+    (folder / name).write_text(text)
 
 
 def index(folder, text):
@@ -89,13 +88,6 @@ def adapter_beside(folder, *, weights=True, damaged=False):
         (folder / "model.safetensors").unlink()
 
 
-def text_in(file, text):
-    def damage(folder):
-        (folder / file).write_text(text)
-
-    return damage
-
-
 def dangling(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "nowhere")
@@ -124,110 +116,42 @@ def twice(folder):
 CASES = {
     "tied with another output layer": (untie, "lm_head.weight in the files differs"),
     "one file beside an index": (two_sources, "has both model.safetensors and"),
-    "an index that is no JSON": (
-        lambda f: index(f, "{"),
-        "with weight_map, the file of each tensor",
-    ),
-    "an index without weight_map": (
-        lambda f: index(f, "{}"),
-        "with weight_map, the file of each tensor",
-    ),
-    "an index that is a list": (
-        lambda f: index(f, "[]"),
-        "with weight_map, the file of each tensor",
-    ),
-    "an index with a number for a file": (
-        lambda f: index(f, '{"weight_map": {"a": 3}}'),
-        "model.safetensors.index.json",
-    ),
+    **{
+        f"an index that is {text}": (functools.partial(index, text=text), words)
+        for text, words in (
+            ("{", "with weight_map, the file of each tensor"),
+            ("{}", "with weight_map, the file of each tensor"),
+            ("[]", "with weight_map, the file of each tensor"),
+            ('{"weight_map": {"a": 3}}', "model.safetensors.index.json"),
+        )
+    },
     "NaN in a weight": (
         not_a_number,
         "model.layers.1.mlp.down_proj.weight in model.safetensors holds NaN or infinity",
     ),
     "a link to nothing": (dangling, "nowhere, where no file is"),
     "a tensor in two files": (twice, "model.norm.weight is in a.safetensors and b.safetensors"),
-    "a Git LFS pointer for a tokenizer": (
-        lambda f: (f / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1"),
-        "tokenizer.json is a Git LFS pointer",
-    ),
-    "a rope_theta that is text": (lambda f: config(f, rope_theta="x"), "rope_theta is 'x'"),
-    "layer_types that is a number": (lambda f: config(f, layer_types=3), "layer_types is 3"),
-    "layer_types of another length": (
-        lambda f: config(f, layer_types=["full_attention"]),
-        "layer_types has 1 entries for 2 layers",
-    ),
-    "a Git LFS pointer": (
-        lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec"),
-        "is a Git LFS pointer, not the weights",
-    ),
-    "a LoRA adapter": (adapter, "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft"),
+    "a LoRA adapter": (adapter, ADAPTER),
     "a LoRA adapter with a config.json": (
         lambda f: adapter_beside(f, weights=False),
-        "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft",
+        ADAPTER,
     ),
     "a damaged LoRA adapter with a config.json": (
         lambda f: adapter_beside(f, weights=False, damaged=True),
-        "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft",
+        ADAPTER,
     ),
     "a LoRA adapter beside a model": (
         adapter_beside,
         "adapter_config.json is beside the model's own weights: transformers would apply",
     ),
-    "an end of sequence that is text": (
-        text_in("generation_config.json", '{"eos_token_id": [1, "x"]}'),
-        "generation_config.json has eos_token_id [1, 'x'], which has to be",
-    ),
-    "a generation_config.json that is a list": (
-        text_in("generation_config.json", "[]"),
-        "generation_config.json cannot be read: it holds a list",
-    ),
-    "a chat template that is a number": (
-        text_in("tokenizer_config.json", '{"chat_template": 3}'),
-        "tokenizer_config.json has a chat_template that is neither",
-    ),
     "a chat template that is no text": (
         lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"),
         "chat_template.jinja cannot be read: 'utf-8'",
     ),
-    "a tokenizer with more ids than rows": (
-        lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 300}}}'),
-        "ids up to 300, and the embedding has 261 rows",
-    ),
-    "dynamic rope": (
-        lambda f: config(f, rope_scaling={"type": "dynamic", "factor": 2.0}),
-        "rotary embedding of type dynamic; supported: default, linear",
-    ),
-    "an unknown rope": (
-        lambda f: config(f, rope_scaling={"rope_type": "spiral"}),
-        "rotary embedding of type spiral",
-    ),
-    "one expert per token": (
-        lambda f: config(f, **QWEN3_MOE, num_experts_per_tok=1),
-        "num_experts_per_tok is 1 with norm_topk_prob",
-    ),
-    "Qwen3 without head_dim": (
-        lambda f: config(f, architectures=["Qwen3ForCausalLM"]),
-        # 128, as transformers takes it, and not 128 / 4.
-        "q_norm.weight (128,) is missing",
-    ),
-    "sliding windows": (lambda f: config(f, use_sliding_window=True), "use_sliding_window is true"),
-    "windows of some layers": (
-        lambda f: config(
-            f,
-            architectures=["MistralForCausalLM"],
-            sliding_window=64,
-            layer_types=["full_attention"] * 2,
-        ),
-        "transformers gives every layer the window",
-    ),
-    "layers of several types": (
-        lambda f: config(f, layer_types=["full_attention", "sliding_attention"]),
-        "layer_types has sliding_attention",
-    ),
-    "another family": (
-        lambda f: config(f, architectures=["GptOssForCausalLM"]),
-        "GptOssForCausalLM is not supported: of Megatron's attentions",
-    ),
+    **{
+        name: (functools.partial(replace_file, name=file, content=content), words)
+        for name, file, content, words in read_cases(__file__, "odd_files")
+    },
 }
 
 
@@ -282,7 +206,7 @@ def test_values_of_large_models_are_left_to_the_ranks(check, tmp_path, monkeypat
 
 @pytest.mark.parametrize("tool", ["convert", "validate"])
 @pytest.mark.parametrize(
-    "case", ["NaN in a weight", "an index that is a list", "a Git LFS pointer", "another family"]
+    "case", ["NaN in a weight", "an index that is []", "a Git LFS pointer", "another family"]
 )
 def test_the_tools_say_the_same(tmp_path, monkeypatch, capsys, case, tool):
     damage, words = CASES[case]

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from config_cases import QWEN_1_5B
+from config_cases import QWEN_1_5B, set_values
 
 from rlmath.checks.pairs import pair_problems
 from rlmath.checks.quantization import (
@@ -50,12 +50,7 @@ def config():
 def test_fp8_engine_refuses_incompatible_settings(changes, part):
     made = config()
     assert not list(problems(made, "train"))
-    for key, value in changes.items():
-        *path, last = key.split(".")
-        section = made
-        for name in path:
-            section = getattr(section, name)
-        setattr(section, last, value)
+    set_values(made, changes)
     (message,) = problems(made, "train")
     assert "rollout.quantization=fp8" in message and part in message
     made.rollout.quantization = Quantization.none

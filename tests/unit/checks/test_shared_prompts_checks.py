@@ -12,13 +12,13 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.shared_prompts import shares_prompts
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from rlmath.training.rank_settings import actor_settings
-from tests.unit.model.test_spec import DEEPSEEK_V3
 
 DENSE = model_spec(QWEN_1_5B)
 MOE = dataclasses.replace(DENSE, experts=8)
-LATENT = dataclasses.replace(model_spec(DEEPSEEK_V3), experts=0)
+LATENT = dataclasses.replace(model_spec(KNOWN["DeepSeek-V3"]), experts=0)
 CASES = [
     (DENSE, Device.cpu, 1, None),
     (DENSE, Device.cuda, 1, "cluster.device is cuda"),

@@ -1,11 +1,5 @@
 """``rlmath watch``: what a run writes is shown as it comes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
 from rlmath.cli import main
 from rlmath.commands.watch import POLL_S, in_progress, lines_after
 from rlmath.config.load import load, save
@@ -15,7 +9,7 @@ from rlmath.monitor.run_settings import CONFIG_FILE
 from rlmath.utils.run_lock import only_run_in
 
 
-def make_steps(folder: Path, first: int, last: int, warning: str = "") -> None:
+def make_steps(folder, first, last, warning=""):
     """Steps ``first`` to ``last`` of 14; what the monitor itself prints is not of the command."""
     config = load(["experiment=quickstart", f"runner.run_dir={folder}", "runner.steps=14"])
     folder.mkdir(exist_ok=True)
@@ -31,14 +25,12 @@ def make_steps(folder: Path, first: int, last: int, warning: str = "") -> None:
         update_summary(folder, {"steps": 14})
 
 
-def test_a_run_is_followed_to_its_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_followed_to_its_end(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "run"
     make_steps(folder, 1, 12)
     said: list[str] = []
 
-    def wait(seconds: float) -> None:
+    def wait(seconds):
         assert seconds == POLL_S
         said.extend(capsys.readouterr().out.splitlines())
         step = RunFolder(folder).last_step + 1
@@ -64,7 +56,7 @@ def test_a_run_is_followed_to_its_end(
     ]
 
 
-def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended(tmp_path, capsys):
     make_steps(tmp_path / "run", 1, 12)
     capsys.readouterr()
     assert main(["watch", str(tmp_path / "run")]) == 0

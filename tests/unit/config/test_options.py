@@ -19,6 +19,7 @@ from rlmath.errors import ConfigError
 from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.training.plan import plan_step
 from rlmath.utils.setting import Options, setting
+from tests.support.case_files import on_cases
 from toolkits.pages.settings import settings_page
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
@@ -84,29 +85,7 @@ def test_options_are_complete_and_typed():
     assert advantage_settings(config, {}).estimator_options.leave_one_out is True
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["algorithm.loss_options.clip_hihg=0.3"], ["no such option", "did you mean clip_high?"]),
-        (
-            ["algorithm.loss=sapo", "algorithm.loss_options.dual_clip=3"],
-            ["loss=sapo has no such option", "it has tau_positive, tau_negative"],
-        ),
-        (
-            ["algorithm.advantage=rloo", "algorithm.advantage_options.epsilon=1"],
-            ["advantage=rloo has no such option", "has no options"],
-        ),
-        (["algorithm.filter.keep=mean_range"], ["filter.options", "has no range"]),
-        (
-            ["algorithm.filter.keep=mean_range", "algorithm.filter.options={low: 1, high: 0}"],
-            ["low=1: is above high=0"],
-        ),
-        (["algorithm.filter.options.low=1"], ["keep=all has no such option"]),
-        (["algorithm.loss_options.clip_high=much"], ["clip_high=much", "expected number"]),
-        (["algorithm.loss_options.clip_low=2"], ["clip_low = 2.0", "at most 1"]),
-        (["algorithm.loss_options.dual_clip=1.1"], ["dual_clip = 1.1", "1 + clip_high = 1.2"]),
-    ],
-)
+@on_cases("overrides, expected", __file__, "option_refused")
 def test_an_option_that_cannot_be_is_an_error(overrides, expected):
     message = refusal(*overrides)
     for part in expected:

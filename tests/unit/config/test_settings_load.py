@@ -11,6 +11,7 @@ from rlmath.config.load import load, save, to_plain, to_yaml, with_values
 from rlmath.config.schema import Config, DType, RewardItem
 from rlmath.config.settings import settings
 from rlmath.errors import ConfigError
+from tests.support.case_files import on_cases
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 
@@ -59,39 +60,7 @@ def test_interpolations_are_resolved():
     assert load([*GIVEN, "runner.run_dir=runs/${model.path}"]).runner.run_dir == "runs/m"
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("actor.tensr_parallel=2", ["no setting actor.tensr_parallel", "actor.tensor_parallel"]),
-        ("+actor.tensr_parallel=2", ["no setting actor.tensr_parallel"]),
-        ("++actor.zz=2", ["no setting actor.zz"]),
-        ("tensor_parallel=2", ["did you mean actor.tensor_parallel or rollout.tensor_parallel"]),
-        ("nonsense.x=1", ["no setting nonsense.x"]),
-        ("hydra.run.dir=x", ["no setting hydra.run.dir"]),
-        ("actor.tensor_parallel=two", ["actor.tensor_parallel=two", "expected whole number"]),
-        ("actor.tensor_parallel=2.5", ["expected whole number"]),
-        ("actor.tensor_parallel=true", ["expected whole number"]),
-        ("actor.optimizer.lr=high", ["expected number"]),
-        ("algorithm.kl_coef=null", ["expected number"]),
-        ("runner.progress=maybe", ["expected true or false or null"]),
-        ("model.dtype=float16", ["expected one of float32, bfloat16"]),
-        ("data.train_paths=a.jsonl", ["expected list of texts: 'data.train_paths=[a.jsonl]'"]),
-        ("data.train_paths=~/ä b.jsonl", ["write 'data.train_paths=[\"~/ä b.jsonl\"]'"]),
-        ("reward.items=[{nme: math}]", ["list of mappings with name, weight, params", "nme"]),
-        ("sft={stps: 3}", ["stps"]),
-        ("sft=3", ["sft is a section", "sft.steps"]),
-        ("actor.optimizer=3", ["actor.optimizer is a section", "actor.optimizer.lr"]),
-        ("experiment=quikstart", ["there are", "did you mean quickstart"]),
-        ("actor=smal", ["there are long_context, small", "did you mean small?"]),
-        ("actor=[1", ["not an override that can be read", "key=value"]),
-        ("foo", ["foo: not an override", "key=value"]),
-        ("actor.tensor_parallel=1,2", ["one value only"]),
-        ("~actor.tensor_parallel", ["cannot be deleted"]),
-        ("actor.tensor_parallel=???", ["actor.tensor_parallel has to be given"]),
-        ("model.path=${oc.env:NO_SUCH_VARIABLE_HERE}", ["model.path", "NO_SUCH_VARIABLE_HERE"]),
-        ("model.path=${model.nope}", ["model.path", "model.nope"]),
-    ],
-)
+@on_cases("override, expected", __file__, "override_refused")
 def test_a_bad_override_is_refused_by_name(override, expected):
     message = refusal(override)
     for part in expected:

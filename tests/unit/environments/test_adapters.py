@@ -17,10 +17,10 @@ from rlmath.commands.plugin_test.rows import check_data_source
 from rlmath.config.environments import maker_of
 from rlmath.config.load import load
 from rlmath.environments.adapters.opening import added_text
-from rlmath.environments.base import End, InfrastructureError
+from rlmath.environments.base import End
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.functions import CallLimits
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.types import Problem
 from tests.unit.environments.test_functions import Lines, turn
 from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
@@ -200,7 +200,7 @@ def test_a_server_of_openenv(words, tmp_path):
 def test_an_address_and_fields_of_openenv():
     with pytest.raises(ConfigError, match="give the server's address"):
         UserClass("environment", openenv("127.0.0.1:8000"), CallLimits(60.0, 1000))
-    with pytest.raises(ConfigError, match="the row has no answer"):
+    with pytest.raises(ConfigError, match="the row has no 'answer'"):
         play(openenv("http://127.0.0.1:1"), {"prompt": "Play."})
     with pytest.raises(ConfigError, match="ConnectionRefusedError in reset"):
         play(openenv("http://127.0.0.1:1"), {"prompt": "Play.", "answer": 5})
@@ -305,7 +305,7 @@ def test_tasks_of_nemo_gym(words):
         with pytest.raises(ConfigError, match="no responses_create_params"):
             one("5", {"prompt": "2+3?"})
         server.shutdown()
-    with pytest.raises(ConfigError, match="give the resources server's address"):
+    with pytest.raises(ConfigError, match="give the server's address"):
         play(lambda: NeMoGym(NeMoGymOptions()), row, "")
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from rlmath.config.schema import DataConfig
 from rlmath.data.prompts import EnvironmentTokenizer, PromptRenderer
-from rlmath.environments.base import End, InfrastructureError
+from rlmath.environments.base import End
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.functions import CallLimits
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.types import Problem
 from tests.unit.environments.test_functions import PROBLEM, Lines, multiply, tool, turn

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
@@ -15,21 +14,12 @@ from rlmath.evaluation.metrics import benchmark_metrics, tag_metrics
 from rlmath.evaluation.results import table, write_results
 from rlmath.evaluation.source import about, tool_settings
 from rlmath.evaluation.votes import Votes, count_votes
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 
 def graded_sample(index, answer, status, finish="stop"):
-    sample = Sample(
-        "f:1",
-        index,
-        np.array([1, 2], np.int32),
-        np.zeros(0, np.float32),
-        "text",
-        finish,
-        ((0, 0),),
-        7,
-        0,
-    )
+    sample = make_sample("f:1", index, [1, 2], text="text", finish_reason=finish, seed=7)
     correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
     return GradedSample(sample, None, correct, status, answer)
 
@@ -140,7 +130,7 @@ def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path):
     config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]"])
     for key, setting in by_key().items():
         rule, name = setting.only_with, key.removeprefix("rollout.")
-        if rule is not None and rule.also == "rollout.environment" and name != key:
+        if rule is not None and rule.setting == "rollout.tools" and name != key:
             assert name in tool_settings(config) or name == "parallel_calls", key
     # Also one that a plug-in registers.
     file = tmp_path / "mine.py"

@@ -47,7 +47,7 @@ FORMULAS = _formulas()
 
 
 def same(first, second):
-    return COMPARER.same(read(first, SETTINGS), read(second, SETTINGS))
+    return COMPARER.same(read(first), read(second))
 
 
 @given(st.one_of(NUMBERS, FORMULAS))
@@ -124,10 +124,10 @@ def test_decimals_of_a_fraction_need_six_digits(denominator, digits):
 
 @given(st.text(max_size=200))
 def test_any_text_can_be_read_and_equals_itself_or_is_empty(text):
-    answer = read(text, SETTINGS)
+    answer = read(text)
     if answer.key:
-        assert COMPARER.same(answer, read(text, SETTINGS)) is True
-    COMPARER.same(answer, read("42", SETTINGS))
+        assert COMPARER.same(answer, read(text)) is True
+    COMPARER.same(answer, read("42"))
 
 
 @pytest.mark.parametrize("word", sorted(CHANGING))

@@ -17,6 +17,7 @@ from rlmath.model.rope import Rope
 from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, misfits, table_name
+from tests.support.case_files import on_cases
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"] | {
@@ -173,32 +174,7 @@ def test_qwen3_5_has_what_its_config_says():
     assert table_name("model.language_model.norm.weight") == "model.norm.weight"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": None}, "config.json: no field hidden_size"),
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel is not supported; supported: Qwen2",
-        ),
-        ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"num_key_value_heads": 5}, "12 query heads do not divide into 5"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
-        ({"dtype": "float31"}, "dtype is 'float31'"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding"),
-        ({"layer_types": ["linear_attention"]}, "layer_types has linear_attention"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "embedding of type dynamic"),
-        ({"architectures": None}, "no field architectures"),
-        ({"rope_scaling": {"type": "longrope"}}, "type longrope; supported: default"),
-        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling has factor None"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling has factor 0"),
-        ({"rope_scaling": 4.0}, "rope_scaling is 4.0"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-    ],
-)
+@on_cases("change, words", __file__, "config_refused")
 def test_refuses_what_the_tables_do_not_cover(change, words):
     with pytest.raises(ModelError, match=words):
         model_spec({**R1_DISTILL_QWEN, **change})
@@ -256,52 +232,19 @@ def test_glm_45_air_has_what_its_config_says():
             model_spec(GLM_45_AIR | change)
 
 
-DEEPSEEK_V3 = {
-    "architectures": ["DeepseekV3ForCausalLM"],
+DEEPSEEK_V3 = KNOWN["DeepSeek-V3"] | {
     "attention_bias": False,
-    "first_k_dense_replace": 3,
     "hidden_act": "silu",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "moe_intermediate_size": 2048,
     "moe_layer_freq": 1,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
     "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_key_value_heads": 128,
     "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
     "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
 }
 
 
 def test_deepseek_v3_has_what_its_config_says():
     spec = model_spec(DEEPSEEK_V3)
+    assert spec == model_spec(KNOWN["DeepSeek-V3"])
     assert spec.latent == Latent(1536, 512, content_dim=128, rotary_dim=64, value_dim=128)
     assert (spec.head_dim, spec.kv_heads, spec.rotary_dim) == (192, 128, 64)
     assert (spec.expert_groups, spec.groups_per_token, spec.dense_layers) == (8, 4, (0, 1, 2))

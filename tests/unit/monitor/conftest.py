@@ -1,32 +1,18 @@
-import numpy as np
 import pytest
 
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 
 @pytest.fixture
 def group():
     """One problem with a right sample and one that nothing could score."""
     problem = Problem("train.jsonl:3", "What is 1+1? é", (1, 2), ("2",), {"level": 1})
-    common = {"problem_id": problem.id, "spans": ((4, 0),), "engine": 1}
-    right = Sample(
-        index=0,
-        token_ids=np.array([5, 6], np.int32),
-        log_probs=np.array([-0.1, -0.2], np.float32),
-        text="\\boxed{2}",
-        finish_reason="stop",
-        seed=11,
-        **common,
-    )
-    cut_off = Sample(
-        index=1,
-        token_ids=np.array([5], np.int32),
-        log_probs=np.array([-0.3], np.float32),
-        text="<b>1</b>\n\ud83d",
-        finish_reason="length",
-        seed=12,
-        **common,
-    )
+    common = {"version": 4, "engine": 1}
+    right = {"log_probs": [-0.1, -0.2], "text": "\\boxed{2}", "seed": 11}
+    right = make_sample(problem.id, 0, [5, 6], **right, **common)
+    cut_off = {"text": "<b>1</b>\n\ud83d", "finish_reason": "length", "seed": 12}
+    cut_off = make_sample(problem.id, 1, [5], log_probs=-0.3, **cut_off, **common)
     return Group(
         problem,
         (

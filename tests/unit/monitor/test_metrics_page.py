@@ -190,7 +190,6 @@ def test_metrics_of_the_loops_are_documented(group):
         "evaluation/run.py",
         "training/sft.py",
         "training/metrics.py",
-        "training/values.py",
     ],
 )
 def test_every_tag_written_in_a_loop_is_explained(source):

@@ -245,6 +245,23 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
         assert config.plugin_hashes == hashes(str(reward))
 
 
+def test_sources_of_providers_that_run_code_are_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, key in (
+        ("provider_of_rewards", "reward.items=[{name: code, params: {provider: '%s:Mine'}}]"),
+        ("provider_of_tools", "rollout.tools=[python] rollout.python_provider=%s:Mine"),
+    ):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('the driver alone runs it')\n")
+        given = key % module
+        config = load([*GIVEN, *([given] if given.startswith("reward") else given.split())])
+        assert list(config.plugin_hashes) == [f"{module}.py"]
+        (tmp_path / f"{module}.py").write_text("")
+        with pytest.raises(ConfigError, match=rf"{module}\.py has changed"):
+            with_values(to_plain(config), [])
+
+
 def test_source_of_an_environments_agent_is_guarded(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

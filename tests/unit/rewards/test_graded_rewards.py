@@ -46,7 +46,7 @@ def test_math_values(grader):
     assert other([RIGHT, WRONG], solution=[GOLD] * 2) == [1.0, 0.0]
     with pytest.raises(RewardSettingError, match="not below"):
         get_reward("math", correct=1.0, incorrect=1.0)
-    with pytest.raises(RewardSettingError, match="fallback='numbers'"):
+    with pytest.raises(RewardSettingError, match="fallback is 'numbers'"):
         get_reward("math", fallback="numbers")
 
 

@@ -95,7 +95,6 @@ def test_a_group_of_samples():
         sample(2, "so", "length", tokens=30),
     ]
     with RewardMix.from_config(items, correct=5.0, incorrect=-5.0, num_workers=1) as mix:
-        assert mix.scope == "group" and mix.needs_tokens
         graded = mix.score_group(PROBLEM, samples)
         assert [g.sample for g in graded] == samples
         assert [g.reward for g in graded] == [5.25, -5.0, -7.25]
@@ -364,11 +363,9 @@ def test_reward_logs_its_own_metrics(functions):
 
 def test_reward_mix_scope():
     with RewardMix.from_config(["format", "math", "stop_properly"]) as mix:
-        assert mix.scope == "sample"
         (alone,) = mix.score([r"\boxed{4}"], answers=[["4"]], finish_reason=["stop"])
         assert alone.total == 5.0
     with RewardMix.from_config(["math", "length"], num_workers=1) as mix:
-        assert mix.scope == "group"
         samples = [sample(0, r"\boxed{4}", tokens=5), sample(1, r"\boxed{4}", tokens=9)]
         pieces = [mix.prescore_group(PROBLEM, [s])[0] for s in reversed(samples)][::-1]
         assert [p.values for p in pieces] == [{"math": 5.0}] * 2

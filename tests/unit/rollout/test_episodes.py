@@ -25,6 +25,7 @@ GLUE, SEEN = (10,), (20, 21)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 0.0)
 
 
 def request(begun, max_tokens=100):
@@ -34,6 +35,16 @@ def request(begun, max_tokens=100):
 
 def turn(tokens=4, index=0, **changes):
     return awaiting(make_sample("p", index, tokens, log_probs=-0.5, **changes))
+
+
+def with_tokens(sample, *tokens):
+    """The sample after a turn of these tokens, whose log-probs are -1, -2, ..."""
+    ids, log_probs = (
+        [*sample.token_ids, *tokens],
+        [*sample.log_probs, *range(-1, -len(tokens) - 1, -1)],
+    )
+    arrays = {"token_ids": np.array(ids, np.int32), "log_probs": np.array(log_probs, np.float32)}
+    return replace(sample, **arrays)
 
 
 @contextlib.contextmanager
@@ -85,12 +96,7 @@ def test_a_sample_without_room_for_another_turn_is_truncated_before_the_observat
 def test_a_finished_sample_has_the_text_of_each_segment_and_rewards_see_the_models():
     with playing(lambda turns: "seen" if len(turns) == 1 else End()) as (episodes, environment):
         _, sample = outcome(episodes, request(turn([65, 101])))
-        more = replace(
-            sample,
-            token_ids=np.concatenate([sample.token_ids, [66, 67]]).astype(np.int32),
-            log_probs=np.concatenate([sample.log_probs, [-1, -2]]).astype(np.float32),
-            finish_reason="stop",
-        )
+        more = replace(with_tokens(sample, 66, 67), finish_reason="stop")
         _, sample = outcome(episodes, request(awaiting(more)))
         sample = episodes.finish(sample)
     assert sample.finish_reason == "stop" and sample.segments[-1] == ("model", 6)
@@ -114,11 +120,7 @@ def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():
 
     with playing(answer) as (episodes, environment):
         _, first = outcome(episodes, request(turn()))
-        second = replace(
-            first,
-            token_ids=np.append(first.token_ids, 9).astype(np.int32),
-            log_probs=np.append(first.log_probs, -1).astype(np.float32),
-        )
+        second = with_tokens(first, 9)
         _, sample = outcome(episodes, request(awaiting(second)))
     assert sample.failure is None and len(sample.calls) == 2
     assert [one.number for one in environment.asked] == [0, 1, 0, 1, 0, 1]
@@ -131,6 +133,33 @@ def test_a_sample_whose_environment_stays_broken_fails_and_carries_no_error_as_t
         sample = episodes.finish(sample)
     assert sample.finish_reason == "failed" and "the sandbox is gone" in sample.failure
     assert sample.token_ids.tolist() == [0, 1, 2, 3] and len(environment.asked) == module.TRIES
+
+
+def test_a_server_that_is_down_for_seconds_costs_the_sample_neither_its_answer_nor_its_time(
+    monkeypatch,
+):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.1)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 10.0)
+    begun_s = time.monotonic()
+
+    def answer(turns):
+        return raise_broken(turns) if time.monotonic() < begun_s + 0.5 else "seen"
+
+    with playing(answer, wall_s=0.3) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+    assert sample.finish_reason == "cut" and environment.begun == environment.closed > 2
+
+
+def test_an_environment_that_never_works_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.05)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 1.0)
+    with playing(raise_broken) as (episodes, environment):
+        asked = []
+        for index in range(2):
+            _, sample = outcome(episodes, request(turn(index=index)))
+            assert sample.finish_reason == "failed"
+            asked.append(len(environment.asked) - sum(asked))
+    assert asked[0] > module.TRIES == asked[1]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
@@ -245,12 +274,7 @@ def test_a_sample_has_the_reward_of_its_environment_however_it_ends():
         # Truncated in its second turn, by another process than the one that saw the first.
         _, first = outcome(episodes, request(turn()))
         episodes.drop()
-        second = replace(
-            first,
-            token_ids=np.append(first.token_ids, 9).astype(np.int32),
-            log_probs=np.append(first.log_probs, -1).astype(np.float32),
-            finish_reason="length",
-        )
+        second = replace(with_tokens(first, 9), finish_reason="length")
         cut = awaiting(second)
         assert sample_from_state(sample_to_state(cut)) == cut
         _, sample = outcome(episodes, request(cut))
@@ -312,11 +336,7 @@ def test_calls_of_earlier_turns_are_known_where_only_the_last_is_asked():
     for has_state, wanted in ((False, [0, 1]), (True, [0, 0])):
         with playing(lambda turns: "seen", has_state=has_state) as (episodes, environment):
             _, first = outcome(episodes, request(turn()))
-            second = replace(
-                first,
-                token_ids=np.append(first.token_ids, 9).astype(np.int32),
-                log_probs=np.append(first.log_probs, -1).astype(np.float32),
-            )
+            second = with_tokens(first, 9)
             outcome(episodes, request(awaiting(second)))
         assert [one.calls_before for one in environment.asked] == wanted
 

@@ -137,7 +137,7 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
         sample(sampler, step, collector)
         saver.step_done(step, {})
         saver.save()
-        saver.finish()
+        saver.poll(wait=True)
         saver.close()
     assert renamed == ["step_000001", "step_000002"]
 

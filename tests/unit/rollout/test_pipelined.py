@@ -191,17 +191,6 @@ def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(monkeypatch):
     assert stuck_threads and all(one.daemon for one in stuck_threads)
 
 
-def test_an_engine_that_hangs_is_waited_for_a_while(collector, monkeypatch):
-    """The engines and ranks that could end it are ended after the feed."""
-    pool = Pool(threading.Event())
-    parts = Parts(collector, pool, monkeypatch)
-    monkeypatch.setattr(group_source, "CLOSE_WAIT_S", 0.1)
-    parts.source.take(1)
-    parts.source.close()
-    assert pool.gate is not None and not pool.gate.is_set()
-    pool.gate.set()
-
-
 def test_an_engine_that_fails_for_good_fails_the_step(collector, monkeypatch):
     gate = threading.Event()
     parts = Parts(collector, Pool(gate), monkeypatch)

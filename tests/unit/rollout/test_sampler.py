@@ -9,9 +9,10 @@ import pytest
 
 from rlmath.data import ProblemStream
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
 from tests.support import fake_engines
 from tests.support.fake_engines import PROBLEMS, Engines, anywhere, sample_from, score
+from tests.support.samples import make_sample
 from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa: F401
 
 
@@ -117,9 +118,7 @@ def test_problems_on_cooldown_are_sampled_when_all_are():
 
 def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact():
     log_probs = np.array([-0.1, -1e-38, -np.inf], np.float32)
-    sample = Sample(
-        "p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", ((0, 0),), 0, 0
-    )
+    sample = make_sample("p0", 1, [3, 70_000, 0], log_probs=log_probs)
     problem = Problem("p0", "?", (1,), ("1",))
     group = Group(problem, (GradedSample(sample, 1.0, True, "correct", method="sympy"),))
     state = json.loads(json.dumps(group_to_state(group)))

@@ -6,11 +6,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
+from ray.exceptions import RayActorError
 
+from rlmath.actor import group
+from rlmath.actor.group import ActorError
 from rlmath.device.residue import Residue
 from rlmath.engines.requests import EngineError
 from rlmath.errors import WeightsError
+from rlmath.model.parallel import Layout
 from rlmath.rollout import weight_sync
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import (
@@ -324,10 +329,6 @@ def test_an_engine_that_dies_in_its_wake_ends_the_sync_before_weights_are_sent()
 
 def group_of(answers, monkeypatch):
     """An ``ActorGroup`` of ranks with these answers, and what was waited for."""
-    import ray
-
-    from rlmath.actor import group
-
     waited = []
 
     def wait(refs, **_):
@@ -346,8 +347,6 @@ def group_of(answers, monkeypatch):
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
     settings = SimpleNamespace(offload="all")
-    from rlmath.model.parallel import Layout
-
     made = group.ActorGroup(
         settings, Layout(1), device="cpu", seed=0, num_threads=1, log_dir="/nowhere"
     )
@@ -370,8 +369,6 @@ class SimpleRef:
 
 
 def test_ranks_are_waited_for_when_an_engine_dies_beside_them(monkeypatch):
-    from ray.exceptions import RayActorError
-
     made, waited = group_of([1, 2], monkeypatch)
 
     def dies():
@@ -388,10 +385,6 @@ def test_ranks_are_waited_for_when_an_engine_dies_beside_them(monkeypatch):
 
 
 def test_weights_that_do_not_come_back_fail_the_next_call(monkeypatch):
-    from ray.exceptions import RayActorError
-
-    from rlmath.actor.group import ActorError
-
     made, waited = group_of([1, 2], monkeypatch)
     made.begin_load()
     assert not waited

@@ -21,6 +21,7 @@ TURN, SEEN = 5, (1, 2, 3)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+    monkeypatch.setattr(module, "RETRY_FOR_S", 0.0)
 
 
 def until(turns):

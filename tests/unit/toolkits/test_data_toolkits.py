@@ -197,19 +197,13 @@ def asdiv_row(count):
 def write_sets(folder, **sets):
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in sets.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}.jsonl").write_text(text)
-    return folder
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+        write(folder / f"{name}.jsonl", rows)
 
 
 def make_sets(tmp_path, held_out=2):
     target = tmp_path / "made"
     word_problems.main([str(tmp_path / "raw"), "--to", str(target), "--held-out", str(held_out)])
-    return {path.stem: rows_of(path) for path in target.iterdir()}
+    return {path.stem: read(path) for path in target.iterdir()}
 
 
 def test_every_problem_is_in_one_place_and_shared_ones_count_once(tmp_path):

@@ -178,6 +178,19 @@ def test_of_an_item_that_trains_twice_the_last_run_comes_back(store, tmp_path):
     assert "2 steps; 9.0 s a step |" in page
 
 
+def test_what_an_item_writes_in_its_own_folder_stays_and_is_collected(store, tmp_path):
+    rise = {"before": 0.2, "after": 0.25, "standard_error": 0.012}
+    own = {"sft/0": {"wall_s": 1}, "grpo/0": {"curve": [{"step": 40}], "rise": {"mawps": rise}}}
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    command = f"cp {tmp_path}/own.json {{out}}/results.json && mkdir {{out}}/evaluation && "
+    command += 'echo \'{{"model": "enterprise"}}\' > {out}/evaluation/results.json'
+    out = tmp_path / "out"
+    listed = items(tmp_path, ("seeds", 30, command))
+    assert gpu_run(store, "run", out, "--limit-s", "60", "--items", listed).returncode == 0
+    page = gpu_run(store, "collect", out).stdout
+    assert "| grpo/0, step 40: mawps 0.200 → 0.250 ± 0.012 |" in page
+
+
 def test_items_do_not_start_without_time_left(store, tmp_path):
     out = tmp_path / "out"
     done = gpu_run(

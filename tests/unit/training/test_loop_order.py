@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
-from rlmath.config.algorithm import ReferenceConfig, ReferenceKind
-from rlmath.config.cluster import ClusterConfig
-from rlmath.config.lora import LoraConfig
-from rlmath.config.profile import ProfileConfig
-from rlmath.config.rollout import RolloutConfig
+from rlmath.config.load import load
 from rlmath.device.residue import Residue
 from rlmath.engines.requests import EngineError
 from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
@@ -136,38 +132,18 @@ def run_of(tmp_path, monkeypatch):
         store = CheckpointStore(tmp_path / "checkpoints", keep=1)
         monitor = Monitor(parts)
         rewards = SimpleNamespace(set_step=lambda *_: None, metrics=dict)
-        config = SimpleNamespace(
-            plugin_hashes={},
-            runner=SimpleNamespace(
-                journal_keep_gib=0.0,
-                grace_s=0.0,
-                replay_keep_gib=0.0,
-                run_dir=str(tmp_path),
-                steps=steps,
-                save_every=2,
-                check_export_sequences=0,
-                resume=resume,
-                seed=0,
-                profile=ProfileConfig(),
-            ),
-            data=SimpleNamespace(
-                train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
-            ),
-            rollout=RolloutConfig(temperature=1.0),
-            cluster=ClusterConfig(),
-            actor=SimpleNamespace(optimizer=None, lora=LoraConfig()),
-            algorithm=SimpleNamespace(
-                minibatches_per_step=1,
-                prompts_per_step=0,
-                kl_coef=0.1,
-                reference=ReferenceConfig(kind=ReferenceKind.reset, every=2),
-            ),
-            collapse=None,
-            reward=SimpleNamespace(items=[]),
-            watchdog=SimpleNamespace(stall_s=0),
-            eval=SimpleNamespace(every=1 if steps > 2 else 2),
+        config = load(
+            [
+                *("experiment=quickstart", "model.path=m", "reward.items=[]"),
+                *(f"runner.run_dir={tmp_path}", f"runner.resume={resume}"),
+                *(f"runner.steps={steps}", "runner.save_every=2", "runner.grace_s=0"),
+                *("runner.journal_keep_gib=0", "runner.replay_keep_gib=0", "watchdog.stall_s=0"),
+                *("runner.check_export_sequences=0", f"eval.every={1 if steps > 2 else 2}"),
+                *("algorithm.minibatches_per_step=1", "algorithm.prompts_per_step=0"),
+                *("algorithm.kl_coef=0.1", "algorithm.reference.kind=reset"),
+                *("algorithm.reference.every=2", "data.shuffle=false", "data.train_paths=[]"),
+            ]
         )
-        config.model = SimpleNamespace(path="")
         run = SimpleNamespace(
             config=config,
             layout=None,

@@ -69,7 +69,6 @@ class Ranks:
         places = self.step.shard.places
         own = None if advantages is None else advantages.select(places)
         found = self.step.add_advantages(plan, own)
-        assert found is not None
         return found
 
     @property

@@ -122,7 +122,9 @@ def test_reference_settings_and_shares():
     assert reference_settings(config_of()).kind == "none"  # None is held at kl_coef=0.
     assert reference_settings(config_of("kl_coef=0.1")).kind == "frozen"
     reset = config_of("kl_coef=0.1", "reference.kind=reset", "reference.every=3")
-    assert [reference_share(reset.algorithm, step) for step in (1, 2, 3, 6)] == [0, 0, 1, 1]
-    averaged = config_of("kl_coef=0.1", "reference.kind=averaged", "reference.decay=0.75")
-    assert reference_share(averaged.algorithm, 5) == 0.25
+    assert [reference_share(reset.algorithm, step) for step in (0, 1, 2, 3, 6)] == [0, 0, 0, 1, 1]
+    averaged = ("kl_coef=0.1", "reference.kind=averaged", "reference.decay=0.75")
+    assert reference_share(config_of(*averaged).algorithm, 5) == 0.25
+    every = config_of(*averaged, "reference.every=2").algorithm
+    assert [reference_share(every, step) for step in (4, 5)] == [0.25, 0.0]
     assert reference_share(config_of("kl_coef=0.1").algorithm, 5) == 0.0

@@ -15,7 +15,7 @@ from rlmath.model.tiny import tiny_config
 from rlmath.validation.convert import check_export_target
 from rlmath.weights import model_folder
 from rlmath.weights.buckets import view_in_buffer
-from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, generation_config
+from rlmath.weights.hf_files import HfFolderReader, generation_config, hf_folder_writer
 from rlmath.weights.model_folder import Foreign, check_target, foreign_entries
 from rlmath.weights.pieces import expert_tensors
 from tests.unit.weights.model_ranks import gatherer_of
@@ -49,7 +49,7 @@ def source(tmp_path):
 
 def write(folder, source, tensors, shard_size_mib=1):
     announced = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
-    with HfFolderWriter(folder, announced, source, shard_size_mib) as writer:
+    with hf_folder_writer(folder, announced, source, shard_size_mib) as writer:
         for name, tensor in tensors.items():
             writer.add(name, tensor)
 
@@ -108,7 +108,7 @@ def test_overwrite_replaces_the_whole_folder(source, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    with HfFolderWriter(folder, ANNOUNCED, source, overwrite=True) as writer:
+    with hf_folder_writer(folder, ANNOUNCED, source, overwrite=True) as writer:
         for name, tensor in TENSORS.items():
             writer.add(name, tensor)
     assert not (folder / "notes.txt").exists()
@@ -117,8 +117,11 @@ def test_overwrite_replaces_the_whole_folder(source, tmp_path):
 def test_a_file_is_never_made_a_folder(source, tmp_path):
     target = tmp_path / "out"
     target.write_text("mine")
-    with pytest.raises(UserError, match="is a file"):
-        HfFolderWriter(target, ANNOUNCED, source, overwrite=True)
+    with (
+        pytest.raises(UserError, match="is a file"),
+        hf_folder_writer(target, ANNOUNCED, source, overwrite=True),
+    ):
+        pass
     assert target.read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
@@ -136,11 +139,11 @@ def test_an_error_leaves_the_older_folder_and_nothing_half(source, tmp_path):
     folder = tmp_path / "out"
     write(folder, source, {"old": torch.zeros(2)})
     with pytest.raises(RuntimeError, match="the trainer died"):  # noqa: SIM117
-        with HfFolderWriter(folder, ANNOUNCED, source) as writer:
+        with hf_folder_writer(folder, ANNOUNCED, source) as writer:
             writer.add("a.weight", TENSORS["a.weight"])
             raise RuntimeError("the trainer died")
     with pytest.raises(WeightsError, match=r"1 of 4 tensors came; the next would be a\.bias"):  # noqa: SIM117
-        with HfFolderWriter(folder, ANNOUNCED, source) as writer:
+        with hf_folder_writer(folder, ANNOUNCED, source) as writer:
             writer.add("a.weight", TENSORS["a.weight"])
     with HfFolderReader(folder) as reader:
         assert reader.names() == ["old"]
@@ -149,8 +152,8 @@ def test_an_error_leaves_the_older_folder_and_nothing_half(source, tmp_path):
 
 def test_leftovers_of_a_killed_writer_are_removed(source, tmp_path):
     folder = tmp_path / "out"
-    writer = HfFolderWriter(folder, ANNOUNCED, source)
-    writer.add("a.weight", TENSORS["a.weight"])
+    writing = hf_folder_writer(folder, ANNOUNCED, source)
+    writing.__enter__().add("a.weight", TENSORS["a.weight"])
     (partial,) = tmp_path.glob(".out.*")
     assert not folder.exists()
     # A writer that is alive keeps what it writes; one that was killed does not.
@@ -165,7 +168,7 @@ def test_leftovers_of_a_killed_writer_are_removed(source, tmp_path):
 
 def test_tensors_come_as_announced(source, tmp_path):
     def add(name, tensor):
-        with HfFolderWriter(tmp_path / "out", ANNOUNCED, source) as writer:
+        with hf_folder_writer(tmp_path / "out", ANNOUNCED, source) as writer:
             writer.add(name, tensor)
 
     with pytest.raises(WeightsError, match=r"a\.bias came where a\.weight was announced"):

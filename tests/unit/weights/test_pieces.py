@@ -15,7 +15,7 @@ from rlmath.model.families import FAMILIES, Rule, family_of
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import padded_vocab_size
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.megatron import hf_tensors, load_from_hf
+from rlmath.weights.megatron import load_from_hf
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
 from tests.unit.weights.model_ranks import modules_like
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, random_weights
@@ -156,7 +156,7 @@ def test_local_and_te_layers_load_and_export(spec, implementation, tmp_path):
     model = modules_like(spec, implementation, parallel)
     weights = random_weights(spec)
     load_from_hf([model], save(tmp_path, weights), spec, parallel)
-    exported = dict(p for b in hf_tensors([model], spec, parallel, 0.01) for p in b)
+    exported = dict(p for b in BucketGatherer([model], spec, parallel, 0.01).gather(0) for p in b)
     assert list(exported) == list(weights)
     for name, tensor in weights.items():
         assert torch.equal(exported[name], tensor), name
@@ -169,7 +169,7 @@ def test_wrapped_chunks_and_another_type(tmp_path):
     wrapped.module.module = model
     weights = random_weights(QWEN2)
     load_from_hf([wrapped], save(tmp_path, weights), QWEN2, ParallelRank())
-    buckets = hf_tensors([wrapped], QWEN2, ParallelRank(), dtype=torch.bfloat16)
+    buckets = BucketGatherer([wrapped], QWEN2, ParallelRank(), dtype=torch.bfloat16).gather(0)
     for name, tensor in (pair for bucket in buckets for pair in bucket):
         assert tensor.dtype == torch.bfloat16
         assert torch.equal(tensor, weights[name].bfloat16())
@@ -179,7 +179,7 @@ def test_exported_tensors_are_no_views_of_parameters(tmp_path):
     model = modules_like(QWEN2, 0, ParallelRank())
     load_from_hf([model], save(tmp_path, random_weights(QWEN2)), QWEN2, ParallelRank())
     before = {name: p.clone() for name, p in model.named_parameters()}
-    for bucket in hf_tensors([model], QWEN2, ParallelRank()):
+    for bucket in BucketGatherer([model], QWEN2, ParallelRank()).gather(0):
         for _, tensor in bucket:
             tensor.zero_()
     for name, parameter in model.named_parameters():
@@ -223,7 +223,7 @@ def test_a_text_model_taken_out_of_one_with_images_keeps_its_names(tmp_path):
     given = {names[name]: tensor for name, tensor in weights.items()}
     model = modules_like(QWEN3_5, 0, ParallelRank())
     load_from_hf([model], save(tmp_path, given), QWEN3_5, ParallelRank())
-    buckets = hf_tensors([model], QWEN3_5, ParallelRank())
+    buckets = BucketGatherer([model], QWEN3_5, ParallelRank()).gather(0)
     for name, tensor in itertools.chain.from_iterable(buckets):
         assert torch.equal(tensor, weights[name])
     folder = tmp_path / "model.safetensors"

@@ -28,12 +28,10 @@ def compare(a, b):
 
 
 def phase(found):
-    assert found.parting is not None
     return found.parting.step, found.parting.phase.name
 
 
 def keys(found):
-    assert found.parting is not None
     return [item.b for item in found.parting.items]
 
 

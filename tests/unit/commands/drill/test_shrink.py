@@ -7,6 +7,7 @@ import pytest
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import find_problems
 from rlmath.commands.drill.cli import problems_of
+from rlmath.commands.drill.material import model_config
 from rlmath.commands.drill.shrink import shrink, smaller_model
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.groups import options
@@ -128,6 +129,12 @@ def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path):
     assert any("256 positions" in one for one in problems)
 
 
+def test_a_missing_model_is_named_where_the_quickstarts_takes_its_place(tmp_path):
+    notes = shrink(["smollm2_word_problems"], tmp_path, None, 8).notes
+    assert notes[0].startswith("model: the quickstart's (there is no models/smollm2-135m")
+    assert shrink(["quickstart"], tmp_path, None, 8).notes[0] == "model: the quickstart's"
+
+
 def test_rewards_that_need_other_data_become_the_answer(tmp_path):
     shrunk = shrink(["quickstart", "reward.items=[{name: code}]"], tmp_path, None, 8)
     assert [item.name for item in shrunk.config.reward.items] == ["math"]
@@ -148,3 +155,18 @@ def test_rewards_that_need_other_data_become_the_answer(tmp_path):
 def test_shrink_names_mistakes(words, says, tmp_path):
     with pytest.raises((UserError, ConfigError, ModelError), match=says):
         shrink(words, tmp_path, None, 8)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({one["architectures"][0]: name for name, one in KNOWN.items()}.values())
+)
+def test_model_of_each_family_is_built_with_its_small_sizes(name):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    small = smaller_model(KNOWN[name]) | ends
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config(small))
+    assert type(model).__name__ == KNOWN[name]["architectures"][0]
+    assert model.num_parameters() < 3e6

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from rlmath.checks import attempts
@@ -11,7 +10,8 @@ from rlmath.commands.explain.outcomes import REST, read_window
 from rlmath.config.load import load
 from rlmath.monitor import write_samples
 from rlmath.monitor.run_folder import RunFolder
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +29,8 @@ def run_dir(tmp_path_factory):
             for index, right in enumerate((True, False, False)):
                 math, tags = (5.0 if right else -5.0), (1.0 if step < 3 else -3.0)
                 total = math + 0.5 * tags - (1.0 if index == 2 else 0.0)
-                sample = Sample(
-                    problem_id=name,
-                    index=index,
-                    token_ids=np.zeros(10, np.int32),
-                    log_probs=np.zeros(10, np.float32),
-                    text="x",
-                    finish_reason="length" if index == 2 else "stop",
-                    spans=((0, 0),),
-                    seed=0,
-                    engine=0,
-                )
+                reason = "length" if index == 2 else "stop"
+                sample = make_sample(name, index, 10, text="x", finish_reason=reason)
                 status = "correct" if right else "wrong"
                 rewards = {"math": math, "tag_count": tags}
                 samples.append(GradedSample(sample, total, right, status, "2", rewards, "exact"))

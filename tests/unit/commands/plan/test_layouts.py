@@ -1,11 +1,7 @@
 """Plans: known layouts fit, what is proposed passes the checks of a run, the impossible is said."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,6 +30,7 @@ from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
+from tests.support.case_files import on_cases
 
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
 RECIPES = {
@@ -59,7 +56,7 @@ KEYS = {
 }
 
 
-def request_for(name: str, gpus: int, **more: Any) -> PlanRequest:
+def request_for(name, gpus, **more):
     """A request with the sizes of the published recipes, where ``more`` gives no others."""
     group_size = RECIPES[name][0] if name in RECIPES else 16
     given = Given(load(["model.path=PATH", "runner.run_dir=none", *BASE]), frozenset())
@@ -74,7 +71,7 @@ def request_for(name: str, gpus: int, **more: Any) -> PlanRequest:
     return change(request, **(sizes | more))
 
 
-def change(request: PlanRequest, **more: Any) -> PlanRequest:
+def change(request, **more):
     """With other settings, by their short names; ``gpus`` and ``work`` stand for several."""
     if gpus := more.pop("gpus", None):
         values = {"cluster.nodes": -(-gpus // 8), "cluster.gpus_per_node": min(gpus, 8)}
@@ -94,7 +91,7 @@ def change(request: PlanRequest, **more: Any) -> PlanRequest:
 
 @pytest.mark.parametrize("gpus", [8, 128])
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_published_layouts_fit(name: str, gpus: int) -> None:
+def test_the_published_layouts_fit(name, gpus):
     """Their tensor parallelism and 20 recomputed layers, on 80 GB, with engines' share of 0.6."""
     _, tp, engine_tp = RECIPES[name]
     asked = request_for(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
@@ -108,7 +105,7 @@ def test_the_published_layouts_fit(name: str, gpus: int) -> None:
 
 @pytest.mark.parametrize("gpus", [8, 128])
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
+def test_every_plan_passes_the_checks_of_a_run(name, gpus):
     asked = request_for(name, gpus)
     plans = find_plans(asked)
     assert {plan.actor.layout.tensor_parallel for plan in plans} >= {RECIPES[name][1]}
@@ -123,7 +120,7 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
         assert config.actor.recompute_num_layers == (plan.actor.recompute_layers or None)
 
 
-def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
+def test_a_layout_that_is_too_large_says_which_phase_and_by_what():
     """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone. In
     chunks they fit."""
     asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1)
@@ -139,7 +136,7 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     assert "of which 76.0 are planned with" in text
 
 
-def test_context_ranks_make_long_sequences_fit() -> None:
+def test_context_ranks_make_long_sequences_fit():
     """7 B, one tensor rank, 49,152 tokens: too large for one GPU, not for four that share them."""
     alone = {"tp": 1, "pp": 1, "max_tokens": 49152}
     with pytest.raises(UserError):
@@ -152,7 +149,7 @@ def test_context_ranks_make_long_sequences_fit() -> None:
     assert layout.actor.data_parallel == 2
 
 
-def test_plans_of_a_mixture_pass_the_checks() -> None:
+def test_plans_of_a_mixture_pass_the_checks():
     """On 16 GPUs of 80 GB, as the preset has it: two tensor ranks, eight expert ranks."""
     asked = request_for(
         "Qwen3-30B-A3B", 16, work=Work(512, 16, 4, 1024, 8192, 4096), max_tokens=9216
@@ -171,12 +168,12 @@ LAYOUT_OF_16 = ("cluster.nodes=2", "rollout.max_response_tokens=4096")
 
 
 @pytest.mark.parametrize("name", [name for name in options("model") if name != "tiny"])
-def test_presets_are_known(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_known(name, capsys):
     assert main(["plan", "layout", f"model.path={name}", *LAYOUT_OF_16]) == 0
     assert "model.path=models/" in capsys.readouterr().out
 
 
-def test_the_largest_microbatch_is_the_largest() -> None:
+def test_the_largest_microbatch_is_the_largest():
     """It fits when it is asked for, and 1,024 tokens more do not."""
     asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1, cp=1)
     (plan,) = find_plans(asked)
@@ -190,13 +187,13 @@ def test_the_largest_microbatch_is_the_largest() -> None:
         find_plans(more)
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_a_batch_that_does_not_divide_is_refused():
     asked = request_for("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
     with pytest.raises(UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
         find_plans(asked)
 
 
-def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> None:
+def test_an_update_is_three_forward_passes_and_one_more_when_recomputed():
     spec, gpu, exact = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"], Efficiency(mfu=0.5)
     work = Work(64, 8, 2, 1000, 2000, 1000)
     forward = work.tokens * forward_flops(spec, 2000) / (0.5 * 989e12)
@@ -207,7 +204,7 @@ def test_an_update_is_three_forward_passes_and_one_more_when_recomputed() -> Non
         assert update == pytest.approx(passes * forward)
 
 
-def test_stages_need_not_divide_the_layers() -> None:
+def test_stages_need_not_divide_the_layers():
     config = KNOWN["Qwen2.5-1.5B"] | {"num_hidden_layers": 27}
     odd = request_for("Qwen2.5-1.5B", 8, spec=model_spec(config), pp=4)
     (best, *_) = find_plans(odd)
@@ -216,7 +213,7 @@ def test_stages_need_not_divide_the_layers() -> None:
     assert layout.actor.pipeline_parallel == 4
 
 
-def test_decoding_reads_weights_and_cache() -> None:
+def test_decoding_reads_weights_and_cache():
     """One sequence, no latency: bytes over bandwidth, for every token."""
     spec, gpu = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
     exact = Efficiency(decode_bandwidth=1.0, decode_step_s=0.0)
@@ -228,7 +225,7 @@ def test_decoding_reads_weights_and_cache() -> None:
     assert done.seconds == pytest.approx(200 * per_token)
 
 
-def test_the_cache_bounds_what_runs_at_once() -> None:
+def test_the_cache_bounds_what_runs_at_once():
     spec, gpu = model_spec(KNOWN["Qwen2.5-7B"]), GPUS["h100"]
     work = Work(64, 8, 1, 1000, 4000, 4000)
     assert decoding(spec, 1, 1, 50_000, 256, work, gpu, Efficiency()).running == 10
@@ -236,7 +233,7 @@ def test_the_cache_bounds_what_runs_at_once() -> None:
     assert decoding(spec, 8, 1, 5e6, 256, work, gpu, Efficiency()).running == 64
 
 
-def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_settings_that_compose(capsys):
     asked = ["plan", "layout", "model.path=deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"]
     assert main(asked) == 0
     text = capsys.readouterr().out
@@ -252,7 +249,7 @@ def test_the_command_prints_settings_that_compose(capsys: pytest.CaptureFixture[
     assert max(sum(terms.values()) for terms in best["phases_gib"].values()) <= found["usable_gib"]
 
 
-def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sizes_by_flags_are_the_model(capsys, tmp_path):
     flags = "--layers 28 --hidden 3584 --ffn 18944 --heads 28 --kv-heads 4 --vocab 152064"
     assert main(["plan", "layout", *flags.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 7_615_616_512
@@ -262,12 +259,10 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_190_735_360
 
 
-def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(capsys):
     words = ["plan", "layout", "model.path=Qwen2.5-1.5B", "cluster.gpus_per_node=1"]
 
-    def generate_s(*more: str) -> float:
+    def generate_s(*more):
         assert main([*words, *more, "--json"]) == 0
         return float(json.loads(capsys.readouterr().out)["plans"][0]["seconds"]["generate"])
 
@@ -283,43 +278,8 @@ def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
     assert "3 calls of 0.5 s" in shown and "rollout.tools=[python]" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--json", "missing: --layers"),
-        ("model.path=Qwen2.5-7B --layers 3", "the sizes are those of Qwen2.5-7B"),
-        ("model.path=Qwen9-7B", "known are Qwen2.5-0.5B"),
-        (
-            "model.path=Qwen2.5-32B actor.offload_in_backward=false",
-            "no layout of this model fits 8 GPUs of 80 GiB",
-        ),
-        ("model.path=Qwen2.5-7B actor.tensor_parallel=3", "actor.tensor_parallel=3"),
-        ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "use 31744 or less"),
-        (
-            "model.path=Qwen2.5-7B --mean-response-tokens 40000",
-            "is more than rollout.max_response_tokens",
-        ),
-        ("model.path=Qwen2.5-7B --call-s 2", "no tools are given"),
-        ("model.path=Qwen2.5-7B cluster.nodes=0", "has to be at least 1"),
-        ("model.path=Qwen2.5-7B --mfu 1.5", "at most 1"),
-        (
-            "model.path=Qwen2.5-0.5B cluster.gpus_per_node=1 --gpu-gib 12 "
-            "actor.pipeline_parallel=1",
-            "no layout of this model fits 1 GPUs",
-        ),
-        ("Qwen2.5-7B", "give model.path=Qwen2.5-7B"),
-        ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this command does not use it"),
-        ("model.path=Qwen2.5-7B reward=math", "reward: this command does not use it"),
-        (
-            "model.path=Qwen2.5-32B cluster=gpu8 actor.offload=none",
-            "no layout of this model fits 8 GPUs",
-        ),
-        ("model.path=Qwen2.5-7B actor.tensr_parallel=1", "did you mean actor.tensor_parallel"),
-    ],
-)
-def test_plan_refuses_invalid_arguments(
-    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@on_cases("arguments, message", __file__, "plan_refused")
+def test_plan_refuses_invalid_arguments(arguments, message, capsys):
     assert main(["plan", "layout", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -337,8 +297,8 @@ def test_plan_refuses_invalid_arguments(
     ],
 )
 def test_updates_take_as_long_as_they_took_on_an_h100(
-    tokens: int, sequences: int, minibatches: int, length: int, recomputed: int, measured_s: float
-) -> None:
+    tokens, sequences, minibatches, length, recomputed, measured_s
+):
     """DeepSeek-R1-Distill-Qwen-1.5B; docs/gpu_results.md."""
     spec = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])
     actor = ActorShape(Layout(), recomputed, tokens)
@@ -358,8 +318,8 @@ def test_updates_take_as_long_as_they_took_on_an_h100(
     ],
 )
 def test_micro_batches_of_an_moe_and_of_a_small_model_have_at_least_16k_tokens(
-    name: str, gpus: int, prompt: int, response: int
-) -> None:
+    name, gpus, prompt, response
+):
     """Their layers take the host as long to launch as a GPU to compute."""
     work = Work(512, 16, 4, prompt, response, response / 2)
     plan = find_plans(request_for(name, gpus, work=work, max_tokens=None))[0]
@@ -376,7 +336,7 @@ COLOCATED = Work(128, 8, 1, 1024, 8192, 4096)
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("Qwen2.5-7B", 8), ("Qwen2.5-32B", 32)])
-def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name: str, gpus: int) -> None:
+def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name, gpus):
     chosen, (best, *_) = with_least_offload(
         request_for(name, gpus, work=COLOCATED, max_tokens=None)
     )
@@ -384,7 +344,7 @@ def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name: str, gpus
     assert best.seconds["offload"] == 0.0
 
 
-def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
+def test_state_leaves_the_gpus_where_nothing_fits_otherwise():
     """32 B on one node: 68.7 GiB of state a GPU of 80, so that no engine wakes beside it."""
     asked = request_for("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
     with pytest.raises(UserError, match=r"68\.7 state"):
@@ -407,7 +367,7 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     assert all_out.host_bytes > best.host_bytes > 8 * rank
 
 
-def test_the_optimizer_comes_for_its_steps_alone() -> None:
+def test_the_optimizer_comes_for_its_steps_alone():
     """32 B on one node at TP 8: activations have the memory of 12 bytes a weight, and each of four
     minibatches waits for two copies of them."""
     work = dataclasses.replace(COLOCATED, minibatches=4)
@@ -428,7 +388,7 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     assert config.actor.offload_in_backward
 
 
-def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
+def test_sums_of_gradients_hide_behind_the_last_backward_pass():
     """Two thirds of what copies send, float32 gradients against bfloat16 weights, and no more than
     a backward pass takes."""
     asked = request_for(
@@ -452,7 +412,7 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     assert not alone.actor.overlap_gradients, "there is nothing to add up"
 
 
-def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
+def test_gathers_of_weights_hide_behind_the_first_forward_pass():
     """A third of what copies send, of all minibatches but the last, and no more than the forward
     pass of their first micro-batches takes."""
     four = dataclasses.replace(COLOCATED, minibatches=4)
@@ -479,7 +439,7 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     assert not none.actor.overlap_param_gather
 
 
-def test_virtual_stages_and_replayed_routes_are_planned() -> None:
+def test_virtual_stages_and_replayed_routes_are_planned():
     """The stages that the chunks divide; the routes that a node's ranks keep."""
     asked = request_for("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
     best, *_ = find_plans(asked)
@@ -510,7 +470,7 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     assert more == pytest.approx(copies * of_share)
 
 
-def test_recomputed_modules_take_their_flops_again() -> None:
+def test_recomputed_modules_take_their_flops_again():
     """The feed-forward of every layer: 2 operations for each of its weights and token, of the
     update's 6; nothing else becomes slower, and more tokens fit than without."""
     asked = request_for(
@@ -538,7 +498,7 @@ def test_recomputed_modules_take_their_flops_again() -> None:
     assert whole["training"] - kept["training"] == pytest.approx(saved)
 
 
-def test_the_command_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_proposes_it(capsys):
     size = ("model.path=Qwen2.5-7B", "cluster.gpus_per_node=2", "algorithm.prompts_per_step=8")
     more = ("rollout.max_response_tokens=2048", "actor.tensor_parallel=2")
     assert main(["plan", "layout", *size, *more]) == 0
@@ -549,14 +509,12 @@ def test_the_command_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no layout of this model fits 2 GPUs" in capsys.readouterr().err
 
 
-def test_long_responses_are_proposed_fp8_keys_and_values_and_carry_over(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_long_responses_are_proposed_fp8_keys_and_values_and_carry_over(capsys):
     words = ["model.path=DeepSeek-R1-Distill-Qwen-7B", "cluster=gpu16x8"]
     words += ["algorithm.prompts_per_step=512", "algorithm.group_size=16"]
     faster = "rollout.kv_cache_dtype=fp8 rollout.schedule=carry_over rollout.max_lag=2"
 
-    def plan_output(*more: str) -> str:
+    def plan_output(*more):
         assert main(["plan", "layout", *words, *more]) == 0
         return capsys.readouterr().out
 

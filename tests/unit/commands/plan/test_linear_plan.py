@@ -1,7 +1,5 @@
 """Plans of models with linear attention, by their published sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -18,7 +16,6 @@ from rlmath.commands.plan.time import forward_flops
 from rlmath.device.delta_rule import CHUNK
 from rlmath.model.parallel import Layout
 from rlmath.model.published import published_spec
-from rlmath.model.spec import ModelSpec
 
 # Parameters of the text model, as its publisher counts them; Qwen3-Next's is the hub's.
 PUBLISHED = {
@@ -30,15 +27,9 @@ PUBLISHED = {
 NAMES = list(PUBLISHED)
 
 
-def spec_of(name: str) -> ModelSpec:
-    spec = published_spec(name)
-    assert spec is not None
-    return spec
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_hold_the_published_weights_together(name: str) -> None:
-    spec = spec_of(name)
+def test_ranks_hold_the_published_weights_together(name):
+    spec = published_spec(name)
     assert spec.num_parameters == PUBLISHED[name]
     one = Layout(1)
     whole = parameters_of_rank(spec, one, 0) + expert_parameters_of_rank(spec, one, 0)
@@ -51,17 +42,17 @@ def test_ranks_hold_the_published_weights_together(name: str) -> None:
     assert parameters_of_rank(spec, halves, 0) < 0.52 * parameters_of_rank(spec, one, 0)
 
 
-def test_a_sequence_has_a_state_and_few_keys() -> None:
+def test_a_sequence_has_a_state_and_few_keys():
     """Qwen3-Next-80B-A3B: 36 of 48 layers have a state of 2 MiB each, 12 have keys and values."""
-    spec = spec_of("Qwen3-Next-80B-A3B-Instruct")
+    spec = published_spec("Qwen3-Next-80B-A3B-Instruct")
     state = 36 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
     assert kv_bytes(spec, 1) == 2 * 2 * 12 * 2 * 256
     assert 1000 * kv_bytes(spec, 1, sequence_tokens=1000) == 1000 * kv_bytes(spec, 1) + state
     assert 1000 * kv_bytes(spec, 2, sequence_tokens=1000) == 1000 * kv_bytes(spec, 2) + state / 2
 
 
-def test_operations_of_linear_layers_do_not_grow_with_the_sequence() -> None:
-    spec = spec_of("Qwen3.5-9B")
+def test_operations_of_linear_layers_do_not_grow_with_the_sequence():
+    spec = published_spec("Qwen3.5-9B")
     more = forward_flops(spec, 65536) - forward_flops(spec, 32768)
     assert more == 8 * 2 * 2 * 16 * 256 * 32768 / 2
     fixed = forward_flops(spec, 0) - 2 * (active_matrices(spec) + spec.vocab * spec.hidden)
@@ -69,17 +60,17 @@ def test_operations_of_linear_layers_do_not_grow_with_the_sequence() -> None:
     assert DELTA_CHUNK == CHUNK
 
 
-def test_recomputed_attention_drops_what_is_between_the_matrices() -> None:
+def test_recomputed_attention_drops_what_is_between_the_matrices():
     """Qwen3.5-9B: 24 of 32 layers have 8192 channels, values of 4096 and rows of 32 systems."""
-    spec = spec_of("Qwen3.5-9B")
+    spec = published_spec("Qwen3.5-9B")
     actor = ActorShape(Layout(2), 0, 1, "local", recompute_modules=("core_attn",))
     saved = whole_layer_bytes(spec, actor) - layer_bytes(spec, actor)
     mean = (24 * 2 * (8192 + 4096 + 64 * 32) + 8 * 4 * 16) / 32
     assert saved == pytest.approx(mean / 2)
 
 
-def test_a_stage_without_attention() -> None:
+def test_a_stage_without_attention():
     """Layers 0 and 1 alone; and a model that has no others."""
-    spec = spec_of("Qwen3.5-9B")
+    spec = published_spec("Qwen3.5-9B")
     short = dataclasses.replace(spec, layers=2, linear_layers=(0, 1))
     assert parameters_of_rank(short, Layout(1), 0) == short.num_parameters

@@ -15,6 +15,7 @@ from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 from rlmath.model.parallel import Layout
 from rlmath.model.tiny import make_tiny_model
+from tests.support.case_files import on_cases
 
 CPU = Machine(gpus=0, torch_build="2.0+cpu", memory_bytes=2**40)
 
@@ -45,30 +46,7 @@ def both(model, *overrides, given=(), **kwargs):
     return config, other_config(made, config, choices)
 
 
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ("rollout.temperature=0.5", "samples nothing"),
-        ("rollout.schedule=carry_over", "samples nothing"),
-        ("data.seed=1", "samples nothing"),
-        ("reward.correct=2", "samples nothing"),
-        ("algorithm.group_size=2", "samples nothing"),
-        ("algorithm.filter.keep=variance", "samples nothing"),
-        ("filter.keep=variance", "samples nothing"),
-        ("algorithm.truncated=mask", "samples nothing"),
-        ("model.path=other", "samples nothing"),
-        ("actor.optimizer.lr=1", "changes no gradient"),
-        ("actor.lora.rank=4", "adapters"),
-        ("actor.offload=all", "make room"),
-        ("algorithm.reference.kind=averaged", "is the run's"),
-        ("algorithm.kl_target=0.1", "later steps"),
-        ("value.warmup_steps=3", "which steps"),
-        ("algorithm.los=gspo", "did you mean algorithm.loss"),
-        ("actor.tensor_parallel=two", "wrong type"),
-        ("algorithm.loss", "not an override"),
-        ("recipe=dapo", "one by one"),
-    ],
-)
+@on_cases("setting, why", __file__, "replay_refused")
 def test_replay_refuses_settings(setting, why):
     with pytest.raises(ConfigError, match=r"(?s)" + why) as error:
         choices = read_choices([setting])
@@ -128,25 +106,7 @@ def test_another_loss_has_its_own_options(model):
     assert other.algorithm.reference == ReferenceConfig()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "given", "words"),
-    [
-        (("algorithm.loss=gspo",), ("algorithm.aggregation=token_mean",), "algorithm.aggregation"),
-        (("algorithm.loss=nonsense",), (), "there is none of that name"),
-        (("algorithm.advantage=gae",), (), "value model"),
-        (("algorithm.kl_coef=-1",), (), "kl_coef"),
-        (
-            ("algorithm.kl_coef=0.1",),
-            ("algorithm.kl_coef=0", "algorithm.reference.kind=averaged"),
-            "had no reference model",
-        ),
-        (
-            ("algorithm.advantage=grpo",),
-            ("algorithm.advantage=gae", "value.warmup_steps=5", "algorithm.group_size=1"),
-            "value model alone",
-        ),
-    ],
-)
+@on_cases("overrides, given, words", __file__, "not_compared")
 def test_choices_that_cannot_be_compared(model, overrides, given, words):
     with pytest.raises(ConfigError, match=words):
         both(model, *overrides, given=given)

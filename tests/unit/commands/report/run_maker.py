@@ -6,7 +6,8 @@ import json
 import numpy as np
 
 from rlmath.monitor.token_files import TracedSample
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 STEPS = 4
 # Text that a model may write, or a file may hold: none may run, break or reorder the page.
@@ -25,18 +26,13 @@ def group(id_, rewards, texts, step):
     problem = Problem(id_, f"What is {id_}?", (1, 2, 3), ("2",))
     samples = []
     for index, (reward, text) in enumerate(zip(rewards, texts, strict=True)):
-        finish = "length" if reward is None else "stop"
-        sample = Sample(
-            problem_id=id_,
-            index=index,
-            token_ids=np.arange(3 + index + step, dtype=np.int32),
-            log_probs=np.full(3 + index + step, -0.5, np.float32),
-            text=text,
-            finish_reason=finish,
-            spans=((step - 1, 0),) if step < 4 else ((step - 2, 0), (step - 1, 2)),
-            seed=2**60 + index,
-            engine=0,
-        )
+        more = {
+            "text": text,
+            "finish_reason": "length" if reward is None else "stop",
+            "spans": ((step - 1, 0),) if step < 4 else ((step - 2, 0), (step - 1, 2)),
+            "seed": 2**60 + index,
+        }
+        sample = make_sample(id_, index, 3 + index + step, log_probs=-0.5, **more)
         right = None if reward is None else reward > 0
         status = "timeout" if right is None else "correct" if right else "wrong"
         method = "sympy" if right is None else "exact"

@@ -1,15 +1,11 @@
 """Is a run learning, is it healthy, how long still: as the report and ``rlmath watch`` say it."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlmath.commands.report.answers import BAD, GOOD, OPEN, Answer, answers
+from rlmath.commands.report.answers import BAD, GOOD, OPEN, answers
 from rlmath.commands.report.events import Event
 from rlmath.config.load import load, save
 from rlmath.monitor import MetricsWriter
@@ -18,7 +14,7 @@ from rlmath.monitor.run_settings import ATTEMPTS_FILE
 from rlmath.utils.run_lock import LOCK_FILE, only_run_in
 
 
-def answers_of(folder: Path, lines: dict[int, dict[str, Any]], *events: Event) -> list[Answer]:
+def answers_of(folder, lines, *events):
     save(
         load(["model.path=tiny", f"runner.run_dir={folder}", "runner.steps=40"]),
         folder / "config.yaml",
@@ -32,7 +28,7 @@ def answers_of(folder: Path, lines: dict[int, dict[str, Any]], *events: Event) -
     return answers(run, events)
 
 
-def accuracy(value: float, error: float = 0.03) -> dict[str, float]:
+def accuracy(value, error=0.03):
     return {"eval/accuracy": value, "eval/accuracy_standard_error": error}
 
 
@@ -49,14 +45,12 @@ def accuracy(value: float, error: float = 0.03) -> dict[str, float]:
         ({n: {"rollout/rewards": 1.0} for n in range(20)}, OPEN, "mean reward changed by +0"),
     ],
 )
-def test_learning_is_a_change_beyond_its_error(
-    tmp_path: Path, lines: dict[int, dict[str, Any]], mood: str, verdict: str
-) -> None:
+def test_learning_is_a_change_beyond_its_error(tmp_path, lines, mood, verdict):
     learning = answers_of(tmp_path, lines)[0]
     assert learning.mood == mood and verdict in learning.verdict
 
 
-def test_learning_shows_the_windows_that_it_compares(tmp_path: Path) -> None:
+def test_learning_shows_the_windows_that_it_compares(tmp_path):
     lines = {n: {"rollout/rewards": 1.0 if n < 10 else -1.0} for n in range(1, 20)}
     lines[1] = {"rollout/rewards": -5.0}
     learning = answers_of(tmp_path, {**lines, 20: {**accuracy(0.5), "rollout/rewards": 9.0}})[0]
@@ -64,7 +58,7 @@ def test_learning_shows_the_windows_that_it_compares(tmp_path: Path) -> None:
     assert learning.detail == "0.2 (steps 1 to 10) → 0 (steps 11 to 20)"
 
 
-def test_health_is_no_alarm(tmp_path: Path) -> None:
+def test_health_is_no_alarm(tmp_path):
     lines = {1: {"alignment/mean_exp_abs_diff": 1.0002, "rollout/truncated_share": 0.25}}
     kept = Event(1, "checkpoint", "checkpoint step_000001")
     health = answers_of(tmp_path, lines, kept)[1]
@@ -76,7 +70,7 @@ def test_health_is_no_alarm(tmp_path: Path) -> None:
     assert health.detail == "the last, at step 2: b"
 
 
-def test_a_running_run_says_how_long_still(tmp_path: Path) -> None:
+def test_a_running_run_says_how_long_still(tmp_path):
     lines = {n: {"timing/step": 20.0, "rollout/response_tokens": 50.0} for n in range(1, 11)}
     with only_run_in(tmp_path):
         time = answers_of(tmp_path, lines)[2]
@@ -88,7 +82,7 @@ def test_a_running_run_says_how_long_still(tmp_path: Path) -> None:
     assert (time.mood, "running on elsewhere" in time.verdict) == (OPEN, True)
 
 
-def test_pace_is_without_pauses_and_first_steps(tmp_path: Path) -> None:
+def test_pace_is_without_pauses_and_first_steps(tmp_path):
     answers_of(tmp_path, {n: {} for n in range(7)})
     for after in (0, 3):
         line = {"config": "config.yaml", "after_step": after, "begins": not after}

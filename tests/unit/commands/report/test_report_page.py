@@ -1,14 +1,10 @@
 """The report's file: one page, closed to the network, in which a sample's text is only text."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re
 import shutil
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -22,30 +18,30 @@ from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_dat
 class Page(HTMLParser):
     """Elements of a page with their attributes, and what is in its scripts and styles."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.blocks: list[tuple[str, str]] = []
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         tag = self.elements[-1][0] if self.elements else ""
         if tag in ("script", "style") and data.strip():
             self.blocks.append((tag, data))
 
 
 @pytest.fixture(scope="module")
-def text(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def text(run_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "out.html"
     assert main(["report", str(run_dir), "--out", str(out)]) == 0
     return out.read_text(encoding="utf-8")
 
 
-def test_report_runs_only_its_own_script(text: str) -> None:
+def test_report_runs_only_its_own_script(text):
     page = Page(text)
     meta = [a for tag, a in page.elements if tag == "meta" and "http-equiv" in a]
     (policy,) = [a["content"] or "" for a in meta]
@@ -60,7 +56,7 @@ def test_report_runs_only_its_own_script(text: str) -> None:
     assert "<" not in data and data.isascii()
 
 
-def test_report_loads_no_resource(text: str) -> None:
+def test_report_loads_no_resource(text):
     page = Page(text)
     assert not {"src", "srcset", "data", "action", "poster"} & {
         name for _, attributes in page.elements for name in attributes
@@ -77,10 +73,10 @@ def test_report_loads_no_resource(text: str) -> None:
     assert "url(" not in (FOLDER / "report.css").read_text(encoding="utf-8")
 
 
-def test_texts_are_as_they_were_sampled(text: str) -> None:
+def test_texts_are_as_they_were_sampled(text):
     (run,) = page_data(text)["runs"]
 
-    def source(sample: dict) -> str:
+    def source(sample):
         pieces = [one for *_, part in sample["response"] for one in part]
         return "".join(p if isinstance(p, str) else run["formulas"][p][0] for p in pieces)
 
@@ -94,7 +90,7 @@ def test_texts_are_as_they_were_sampled(text: str) -> None:
     assert {sample["seed"] for sample in run["samples"]} >= {str(2**60), str(2**60 + 1)}
 
 
-def test_report_has_the_runs_facts(text: str) -> None:
+def test_report_has_the_runs_facts(text):
     data = page_data(text)
     (run,) = data["runs"]
     assert dict(zip(data["fact_names"], run["facts"], strict=True))["loss"] == "ppo_clip"
@@ -138,7 +134,7 @@ def test_report_has_the_runs_facts(text: str) -> None:
     assert {one["method"] for one in samples} == {"exact"} <= set(data["methods"])
 
 
-def test_values_by_token(text: str) -> None:
+def test_values_by_token(text):
     """The first sample of one problem of each step, with its texts from the tokenizer."""
     (run,) = page_data(text)["runs"]
     found = [one for one in run["samples"] if one["by_token"]]
@@ -165,16 +161,15 @@ def test_values_by_token(text: str) -> None:
         assert [row["version"] for row in rows if "version" in row] == versions
 
 
-def test_outputs_of_tools_have_no_differences() -> None:
+def test_outputs_of_tools_have_no_differences():
     graded = group("p", [5.0], ["2"], step=6).samples[0]
     row = {"segments": [["model", 3, ""], ["observation", 4, ""], ["model", 2, ""]]}
     found = columns_of(row, trace(graded))
-    assert found is not None
     assert [bool(one) for one in found["reference"]] == [True] * 3 + [False] * 4 + [True] * 2
     assert list(found["difference"][:8]) == [0, 0.125, 0.25, 0, 0, 0, 0, 0.875]
 
 
-def test_report_explains_changes(text: str, run_dir: Path, tmp_path: Path) -> None:
+def test_report_explains_changes(text, run_dir, tmp_path):
     (run,) = page_data(text)["runs"]
     assert [(one["metric"], one["against"], one["steps"]) for one in run["changes"]] == [
         (metric, [1, 3], [3, 5]) for metric in ("reward", "accuracy", "length")
@@ -189,9 +184,7 @@ def test_report_explains_changes(text: str, run_dir: Path, tmp_path: Path) -> No
     assert main(["report", str(run_dir), *windows[:2]]) == 2
 
 
-def test_a_run_that_is_being_written(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_being_written(run_dir, tmp_path, capsys):
     """Lines that are cut off, bytes that are no UTF-8 and a damaged archive leave the rest."""
     run = tmp_path / "run"
     shutil.copytree(run_dir, run)
@@ -218,23 +211,21 @@ def test_a_run_that_is_being_written(
     ]
 
 
-def test_a_folder_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert "metrics.jsonl" in capsys.readouterr().err
     assert main(["report", str(tmp_path / "none")]) == 2
     assert "not a folder" in capsys.readouterr().err
 
 
-def test_report_is_refreshed_during_the_run(
-    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_is_refreshed_during_the_run(make_run, tmp_path, monkeypatch):
     """This process holds the folder, as a run's does; between two pages the run ends."""
     from rlmath.utils.run_lock import only_run_in
 
     run = make_run(tmp_path / "run", steps=2)
     pages = []
 
-    def wait(seconds: float) -> None:
+    def wait(seconds):
         pages.append((seconds, (run / "report.html").read_text(encoding="utf-8")))
         make_run(run)
 
@@ -249,12 +240,10 @@ def test_report_is_refreshed_during_the_run(
     assert page_data(last)["runs"][0]["answers"][2][2] == f"finished: {STEPS} steps"
 
 
-def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(
-    make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(make_run, tmp_path):
     folder = make_run(tmp_path / "run")
 
-    def count_links() -> int:
+    def count_links():
         assert main(["report", str(folder)]) == 0
         page = (folder / "report.html").read_text(encoding="utf-8")
         return len(page_data(page)["runs"][0]["traces"])

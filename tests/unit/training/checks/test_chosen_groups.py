@@ -4,31 +4,21 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rlmath.config.load import load
 from rlmath.training.checks.base import InvariantError
 from rlmath.training.checks.chosen import ChosenGroups, equal_groups
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 
 def group(name: str, rewards: tuple[float | None, ...]) -> Group:
     samples = []
     for index, reward in enumerate(rewards):
-        one = Sample(
-            problem_id=name,
-            index=index,
-            token_ids=np.arange(3, dtype=np.int32),
-            log_probs=np.zeros(3, np.float32),
-            text="",
-            finish_reason="stop",
-            spans=((0, 0),),
-            seed=index,
-            engine=0,
-        )
         right = None if reward is None else reward > 0
-        samples.append(GradedSample(one, reward, right, "correct" if right else "wrong"))
+        status = "correct" if right else "wrong"
+        samples.append(GradedSample(make_sample(name, index, 3), reward, right, status))
     return Group(Problem(name, "", (1,), ("1",)), tuple(samples))
 
 
@@ -42,36 +32,33 @@ def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them() -> None
     assert "equal grades (such as those of problem a)" in equal_groups("accuracy", [mixed])[0]
 
 
-def step(check: ChosenGroups, number: int, names: Sequence[str], **data: Any) -> None:
-    config = load(["experiment=quickstart", *(f"data.{k}={v}" for k, v in data.items())])
-    groups = [group(name, (0.0, 1.0)) for name in names]
-    now = SimpleNamespace(
-        run=SimpleNamespace(config=config),
-        monitor=None,
-        step=number,
-        finished=groups,
-        groups=groups,
-    )
-    check.before_update(now)  # type: ignore[arg-type]
+def step(check: ChosenGroups, number: int, groups: Sequence[Group], *settings: str) -> None:
+    run = SimpleNamespace(config=load(["experiment=quickstart", *settings]))
+    now: Any = SimpleNamespace(run=run, monitor=None, step=number, finished=groups, groups=groups)
+    check.before_update(now)
+
+
+def mixed(names: Sequence[str]) -> Sequence[Group]:
+    return [group(name, (0.0, 1.0)) for name in names]
 
 
 def test_problems_of_the_last_step_in_its_order_are_named() -> None:
     names, check = "abcdefghijklmnop", ChosenGroups()
-    step(check, 1, names)
-    step(check, 2, "ba" + names[2:])
+    step(check, 1, mixed(names))
+    step(check, 2, mixed("ba" + names[2:]))
     with pytest.raises(InvariantError, match="first 16 problems are those of the last step"):
-        step(check, 3, "ba" + names[2:])
+        step(check, 3, mixed("ba" + names[2:]))
     check = ChosenGroups()
     for number in (1, 2, 3):
-        step(check, number, names, shuffle="false")
+        step(check, number, mixed(names), "data.shuffle=false")
 
 
 def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
     check = ChosenGroups()
     for number in (1, 2):
-        step(check, number, "abcdefgh")
+        step(check, number, mixed("abcdefgh"))
     with pytest.raises(InvariantError):
-        step(check, 3, "abcdefgh")
+        step(check, 3, mixed("abcdefgh"))
 
 
 @pytest.mark.parametrize(
@@ -81,22 +68,11 @@ def test_data_that_has_one_order_may_come_in_it(names: Sequence[str]) -> None:
     """Fewer problems than a step has, and files of one problem each, mixed in shares."""
     check = ChosenGroups()
     for number in range(1, 5):
-        step(check, number, names)
+        step(check, number, mixed(names))
 
 
 def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
-    config = load(["experiment=quickstart", "algorithm.filter.keep=variance"])
-    groups = [group("a", (1.0, 1.0))]
-    for number in (5, 1):
-        now: Any = SimpleNamespace(
-            run=SimpleNamespace(config=config),
-            monitor=None,
-            step=number,
-            finished=groups,
-            groups=groups,
-        )
-        if number > 1:
-            ChosenGroups().before_update(now)
-            continue
-        with pytest.raises(InvariantError, match="equal rewards"):
-            ChosenGroups().before_update(now)
+    groups, keep = [group("a", (1.0, 1.0))], "algorithm.filter.keep=variance"
+    step(ChosenGroups(), 5, groups, keep)
+    with pytest.raises(InvariantError, match="equal rewards"):
+        step(ChosenGroups(), 1, groups, keep)

@@ -15,24 +15,16 @@ from rlmath.training import step
 from rlmath.training.checks.base import InvariantError
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.checks.independent import dependent_samples, log_tail, repeated_samples
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 
 RNG = np.random.default_rng(3)
 SEEDS = itertools.count()
 
 
 def sample(index, tokens, log_prob, seed=None):
-    return Sample(
-        problem_id="p",
-        index=index,
-        token_ids=np.array(tokens, np.int32),
-        log_probs=np.full(len(tokens), log_prob, np.float32),
-        text="",
-        finish_reason="stop",
-        spans=((1, 0),),
-        seed=next(SEEDS) if seed is None else seed,
-        engine=0,
-    )
+    seed = next(SEEDS) if seed is None else seed
+    return make_sample("p", index, tokens, log_probs=log_prob, version=1, seed=seed)
 
 
 def draw(groups, size, choices, length):
