@@ -138,18 +138,21 @@ class Slopes:
 
     def _gradient(self, parameter: Any) -> Tensor:
         """The whole reduced gradient; the distributed optimizer reduces each part on one rank."""
-        gradient: Tensor = parameter.main_grad
-        for part in self._parts:
-            if parameter in getattr(part, "model_param_gbuf_map", ()):
-                from megatron.core import parallel_state
+        from megatron.core import parallel_state
 
+        gradient: Tensor = parameter.main_grad
+        parts = [one for one in self._parts if hasattr(one, "model_param_gbuf_map")]
+        if not parts:
+            return gradient
+        whole = torch.zeros_like(gradient)
+        for part in parts:
+            # A rank that owns no element of the parameter does not have it here.
+            if parameter in part.model_param_gbuf_map:
                 own = part._get_model_param_range_map(parameter)["param"]
-                whole = torch.zeros_like(gradient)
                 whole.view(-1)[own.start : own.end] = gradient.reshape(-1)[own.start : own.end]
-                group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-                dist.all_reduce(whole, group=group)
-                return whole
-        return gradient
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        dist.all_reduce(whole, group=group)
+        return whole
 
     def _sum(self, *mine: float) -> list[float]:
         total = torch.tensor(mine, dtype=torch.float64, device=self._device)
