@@ -29,11 +29,11 @@ GROUPS = {
 }
 # Change of a sum of log-probs, in nats: in float32 by random signs, times the root of the number of
 # tokens; else along the gradient, times that number.
-BY_SIGNS, ALONG = 1e-3, 0.1
+BY_SIGNS, ALONG = 2e-3, 0.1
 # Largest move of an element by signs; beyond it the gradient is too small to be judged.
 MOST = 1e-2
 # Of the change that the gradient predicts; of its usual size for random signs.
-TOLERANCE = {torch.float32: 0.05, torch.bfloat16: 0.4}
+TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.4}
 # Moves that must agree on a fault, to within this part of it: noise and curvature do not.
 MOVES, AGREE = (1.0, 2.0, 4.0), 0.5
 

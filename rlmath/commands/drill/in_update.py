@@ -363,7 +363,7 @@ def drop_a_layers_micro_batch(worker: Any) -> None:
     )
 
 
-@rank_fault(FAULTS, "double_gradient", SLOPES, OTHER_SLOPE, missing=_has_experts)
+@rank_fault(FAULTS, "double_gradient", SLOPES, OTHER_SLOPE, from_step=1, missing=_has_experts)
 def double_below_a_layer(worker: Any) -> None:
     """The gradient doubles on its way through the first layer."""
     if worker.actor.parallel.pp_rank:
