@@ -32,7 +32,7 @@ GROUPS = {
 BY_SIGNS, ALONG = 2e-3, 0.1
 # Largest move of an element by signs; beyond it the gradient is too small to be judged.
 MOST = 1e-2
-# Of the change that the gradient predicts; of its usual size for random signs.
+# Part of the change that the gradient predicts; with random signs, of the usual size of theirs.
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.4}
 # Moves that must agree on a fault, to within this part of it: noise and curvature do not.
 MOVES, AGREE = (1.0, 2.0, 4.0), 0.5
