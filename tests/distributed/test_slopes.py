@@ -1,5 +1,5 @@
 """The gradient against forward passes with moved weights, on real ranks: nothing is said of a
-healthy one, a gradient that doubles on its way is named, and weights are as without, bit for bit."""
+healthy one, a gradient that doubles is named, and weights stay bit for bit as without."""
 
 from types import SimpleNamespace
 
