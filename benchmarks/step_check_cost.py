@@ -36,7 +36,7 @@ IN_RANKS = (
     ),
     ("actor.step_probe", "StepProbe", ("before", "after")),
     ("actor.model_base", "RankModel", ("check_given", "worst_findings")),
-    ("actor.policy", "MegatronActor", ("_compute_again",)),
+    ("actor.policy", "MegatronActor", ("_compute_again", "_compare_slopes")),
     ("actor.policy", "", ("sequence_report",)),
     ("actor.policy_loss", "", ("sums_of_sequences",)),
     ("actor.frozen_weights", "FrozenWeights", ("find_changed",)),

@@ -239,12 +239,13 @@ class GradientShares:
             return StepFinding()
         now = torch.cat([self._buffer(numbers[0]).double() for numbers in buffers])
         totals = [torch.cat([self._of(number) for number in numbers]) for numbers in buffers]
-        wanted = torch.cat([one.sum(0) for one in totals]).to(now.device)
-        sizes = torch.cat([one.abs().sum(0) for one in totals]).to(now.device)
+        both = [torch.cat([one.sum(0) for one in totals])]
+        both += [torch.cat([one.abs().sum(0) for one in totals])]
+        given = torch.stack(both).to(now.device)
         for ranks in (group, more):
             if ranks is not None:
-                dist.all_reduce(wanted, group=ranks)
-                dist.all_reduce(sizes, group=ranks)
+                dist.all_reduce(given, group=ranks)
+        wanted, sizes = given
         off = (now - wanted).abs()
         if group is not None:
             dist.all_reduce(off, op=dist.ReduceOp.MIN, group=group)
@@ -280,13 +281,11 @@ class GradientShares:
         if not found:
             return torch.zeros(0, count, dtype=torch.float64, device=self._device)
         rows = torch.stack(found)
-        for kind, group in (
-            ("embedding", self._groups.tensor),
-            ("router", self._groups.tensor),
-            ("vector", self._groups.tensor),
-            ("experts", self._groups.layer),
+        for kinds, group in (
+            (("embedding", "router", "vector"), self._groups.tensor),
+            (("experts",), self._groups.layer),
         ):
-            chosen = [place for place, unit in enumerate(self._chosen) if unit.kind == kind]
+            chosen = [place for place, unit in enumerate(self._chosen) if unit.kind in kinds]
             if group is not None and chosen:
                 together = rows[chosen]
                 dist.all_reduce(together, op=dist.ReduceOp.MAX, group=group)

@@ -33,6 +33,7 @@ from rlmath.actor.policy_loss import (
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult
+from rlmath.actor.slopes import Slopes
 from rlmath.actor.step_probe import StepFinding
 from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
     from rlmath.actor.routing_replay import RoutingReplay
 
 T = TypeVar("T")
-# Updates before the first one in which a micro-batch's gradient is computed twice, and from one to
-# the next: where an update has two micro-batches, it costs half of an update.
-GRADIENT_TWICE_FIRST, GRADIENT_TWICE_EVERY = 8, 64
+# Updates from one in which a micro-batch's gradient is computed twice, and compared with slopes, to
+# the next; the first is one. Where an update has two micro-batches, it costs as much as another.
+AGAIN_EVERY = 256
 # Rounding in bfloat16 may take a ratio out of a clip range that is narrower.
 LEAST_CLIP = 0.05
 # Result of each micro-batch of a minibatch, on ranks of the last stage.
@@ -263,7 +264,10 @@ class MegatronActor(RankModel):
         those of freely routed tokens."""
         free = self._freely_routed(minibatch) if measures_routing else None
         again = self._compute_again(minibatch, plan) if index == 0 else None
+        slopes = self._compare_slopes(minibatch) if index == 0 else StepFinding()
         outcomes = self._backward(minibatch, plan, begin, self.observer)
+        if not self._gradient_finding.kind:
+            self._gradient_finding = slopes
         if again is not None and not self._gradient_finding.kind:
             assert self.gradient_shares is not None
             self._gradient_finding = self.gradient_shares.differs_from(*again)
@@ -321,17 +325,16 @@ class MegatronActor(RankModel):
         return metrics, decision, farthest
 
     def _compute_again(self, share: Share, plan: StepPlan) -> tuple[list[Tensor], int] | None:
-        """In every 64th update, the gradient of one micro-batch by its sequences alone, packed in
-        two parts, at the elements that the next pass looks at. Collective.
+        """In the first update and every 256th, the gradient of one micro-batch by its sequences
+        alone, packed in two parts, at the elements that the next pass looks at. Collective.
 
         Not of a model with experts, whose routers may choose otherwise when products round
         otherwise, not in FP8, whose scales depend on what is packed together, and not where
         rounding decides which sequences are left out. Returns elements of each matrix, and the
         micro-batch; ``None``: not in this update.
         """
-        number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
-        due = rest == GRADIENT_TWICE_FIRST
-        if not due or self.spec.experts or self.settings.model.fp8 is not None:
+        number, rest = divmod(self.updates, AGAIN_EVERY)
+        if rest or self.spec.experts or self.settings.model.fp8 is not None:
             return None
         if _is_narrow(plan.objective):
             return None
@@ -349,6 +352,35 @@ class MegatronActor(RankModel):
         self._backward(dataclasses.replace(share, micro_batches=parts), plan, 0)
         self.gradient_shares.repeat()
         return self.gradient_shares.totals(), number
+
+    def _compare_slopes(self, share: Share) -> StepFinding:
+        """In the same updates, the gradient of a sequence of each data-parallel rank with the slope
+        of its log-probs; see ``slopes.py``. Collective. Not of a model with experts, as a small
+        move of the weights changes routes, and not in FP8, which rounds too much."""
+        if self.updates % AGAIN_EVERY or self.spec.experts or self.settings.model.fp8 is not None:
+            return StepFinding()
+        assert self.gradient_shares is not None
+        lengths = share.batch.sequence_lengths
+        members = sorted((int(lengths[i]), i) for one in share.micro_batches for i in one.sequences)
+        parts = [MicroBatch((), 0)] * (self.layout.pipeline_parallel if len(self.chunks) > 1 else 1)
+        if members:
+            length, own = members[len(members) // 2]
+            parts[0] = MicroBatch((own,), length)
+        packed = self.micro_batches(dataclasses.replace(share, micro_batches=parts))
+        on_output = self._of_log_probs(lambda _, found, entropy: (found.sum(), found.detach()))
+
+        def run() -> tuple[float, int]:
+            found = self.forward(packed, on_output)
+            kept = found if self.reports else []
+            return sum(float(x.double().sum()) for x in kept), sum(x.numel() for x in kept)
+
+        self.forward_backward(packed, on_output)
+        self.gradient_shares.repeat()
+        return Slopes(self.chunks, self.optimizer, run).finding()
+
+    def forget_steps(self) -> None:
+        super().forget_steps()
+        self.updates = 0  # Whatever is compared in the first update is compared again.
 
     def _backward(
         self,

@@ -20,6 +20,8 @@ from rlmath.config.optimizer import OptimizerConfig
 
 # Steps in which the same tensors are looked at, as what one leaves is compared in the next.
 MAX_TENSORS, ELEMENTS, STEPS = 8, 8, 8
+# The first steps, in which all tensors are: a fault of the code is there from the start.
+WHOLE_STEPS = 2
 # Possible faults, in the order in which they are checked.
 FINDINGS = (
     "",
@@ -34,8 +36,9 @@ FINDINGS = (
     "the model's parameter is not the main parameter, rounded to its type",
     "a micro-batch has another gradient when its sequences are computed again, in two parts",
     "the weight is not what the last step left",
+    "a forward pass with slightly moved weights gives other log-probs than the gradient says",
 )
-GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
+GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT, OTHER_SLOPE = range(7, 13)
 
 
 class StepFinding(NamedTuple):
@@ -143,7 +146,7 @@ class StepProbe:
 
     def forget(self) -> None:
         """The optimizer's state was set on purpose."""
-        self._left = None
+        self._left, self._steps = None, 0
 
     @torch.no_grad()
     def before(self) -> None:
@@ -159,7 +162,8 @@ class StepProbe:
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
         now = self._read()
         self._steps += 1
-        self._left = now if self._steps % STEPS else self._read()
+        others = self._steps == WHOLE_STEPS or self._steps % STEPS == 0
+        self._left = self._read() if others else now
         if self._rest.kind:
             return self._rest
         return judge_step(self._before, now, self._settings, lr, clip)
@@ -191,7 +195,8 @@ class StepProbe:
             for parameter in group["params"]
             if parameter.numel()
         ]
-        stride = max(1, -(-len(every) // MAX_TENSORS))
+        most = len(every) if self._steps < WHOLE_STEPS else MAX_TENSORS
+        stride = max(1, -(-len(every) // max(1, most)))
         yield from every[self._steps // STEPS % stride :: stride]
 
 

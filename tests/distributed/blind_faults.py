@@ -39,14 +39,14 @@ def clip_ten_times_as_wide(worker: Any) -> None:
 
 def current_policy_as_old(worker: Any) -> None:
     """From the second minibatch on, the ratio is 1 by construction."""
-    backward, calls = worker.actor._backward, iter(range(10**6))
+    backward = worker.actor._backward
 
-    def without(share: Any, *rest: Any, **options: Any) -> Any:
-        if next(calls) % 2:
+    def without(share: Any, plan: Any, begin: int, *rest: Any) -> Any:
+        if begin:
             share = dataclasses.replace(
                 share, batch=dataclasses.replace(share.batch, old_log_probs=None)
             )
-        return backward(share, *rest, **options)
+        return backward(share, plan, begin, *rest)
 
     worker.actor._backward = without
 
@@ -136,14 +136,14 @@ def of_next_sequences(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tens
 
 def old_log_probs_of_another_sequence(worker: Any) -> None:
     """From the second minibatch on."""
-    backward, calls = worker.actor._backward, iter(range(10**6))
+    backward = worker.actor._backward
 
-    def swap(share: Any, *rest: Any, **options: Any) -> Any:
-        if next(calls) % 2:
+    def swap(share: Any, plan: Any, begin: int, *rest: Any) -> Any:
+        if begin:
             batch = share.batch
             old = of_next_sequences(batch.old_log_probs, batch.response_lengths)
             share = dataclasses.replace(share, batch=dataclasses.replace(batch, old_log_probs=old))
-        return backward(share, *rest, **options)
+        return backward(share, plan, begin, *rest)
 
     worker.actor._backward = swap
 

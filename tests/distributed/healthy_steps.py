@@ -280,6 +280,8 @@ def on_rank(
     for step in range(1, steps + 1):
         if plant is not None and step == 2:
             plant(worker)
+            # Code with a fault has it from a run's first update.
+            actor.forget_steps()
         batch = batch_of(config, step, lag)
         plan = plan_of(config, step)
         sequences: Any = batch.sequences

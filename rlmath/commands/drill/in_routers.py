@@ -6,10 +6,15 @@ from typing import Any
 
 from rlmath.commands.drill.fault import Fault
 from rlmath.commands.drill.in_ranks import keep_weights, rank_fault, replace
-from rlmath.commands.drill.in_update import FROZEN, SHARES, moving, remember, with_gradient
+from rlmath.commands.drill.in_update import (
+    FROZEN,
+    SHARES,
+    moving,
+    remember,
+    routers_of,
+    with_gradient,
+)
 from rlmath.config.schema import Config, DType
-from rlmath.errors import ModelError
-from rlmath.model.spec import read_model_spec
 
 # Rate of pre-training, per update.
 BIAS_RATE = 1e-3
@@ -19,7 +24,7 @@ FAULTS: list[Fault] = []
 def _no_trained_router(config: Config) -> str | None:
     if config.actor.lora.rank:
         return "actor.lora.rank: routers have no adapter"
-    return None if _routers(config) else "model.path: a dense model has no router"
+    return None if routers_of(config) else "model.path: a dense model has no router"
 
 
 def _too_small(config: Config) -> str | None:
@@ -29,15 +34,7 @@ def _too_small(config: Config) -> str | None:
 
 
 def _no_bias(config: Config) -> str | None:
-    return None if _routers(config) == "sigmoid" else "model.path: no router selects by a bias"
-
-
-def _routers(config: Config) -> str:
-    try:
-        spec = read_model_spec(config.model.path)
-    except ModelError:
-        return ""  # There is none yet.
-    return "" if not spec.experts else "sigmoid" if spec.family.sigmoid_router else "softmax"
+    return None if routers_of(config) == "sigmoid" else "model.path: no router selects by a bias"
 
 
 def _of_rank(worker: Any) -> list[Any]:

@@ -20,6 +20,8 @@ from rlmath.commands.drill.in_samples import (
 from rlmath.config.algorithm import KlPlace, ReferenceKind, needs_old_log_probs
 from rlmath.config.optimizer import Schedule
 from rlmath.config.schema import Config
+from rlmath.errors import ModelError
+from rlmath.model.spec import read_model_spec
 
 # Attribute of a worker with frozen weights and their first values.
 _STILL = "_still_of_drill"
@@ -29,6 +31,8 @@ TERMS = "check: the loss is the sum of its terms"
 FROZEN = "check: frozen weights"
 UPDATE = "check: Adam's step recomputed"
 SHARES = "check: shares of the gradient"
+SLOPES = "check: the gradient against forward passes"
+OTHER_SLOPE = "gives other log-probs than the gradient says"
 NO_GRADIENT = "are not those of their advantages|gradient of exactly 0|gradient norm is exactly 0"
 FAULTS: list[Fault] = []
 
@@ -65,6 +69,21 @@ def _sums_in_pass(config: Config) -> str | None:
     if config.actor.overlap_gradients:
         return "actor.overlap_gradients=true: no gradient is there before the sum over ranks"
     return None
+
+
+def _has_experts(config: Config) -> str | None:
+    if routers_of(config):
+        return "model.path: the smallest move of a MoE's weights changes routes"
+    return None
+
+
+def routers_of(config: Config) -> str:
+    """The kind of a model's routers; empty: it has none."""
+    try:
+        spec = read_model_spec(config.model.path)
+    except ModelError:
+        return ""  # There is none yet.
+    return "" if not spec.experts else "sigmoid" if spec.family.sigmoid_router else "softmax"
 
 
 def _constant(config: Config) -> str | None:
@@ -342,6 +361,21 @@ def drop_a_layers_micro_batch(worker: Any) -> None:
     with_gradient(
         worker, last_matrix(worker), lambda number, gradient: gradient if number else 0 * gradient
     )
+
+
+@rank_fault(FAULTS, "double_gradient", SLOPES, OTHER_SLOPE, from_step=1, missing=_has_experts)
+def double_below_a_layer(worker: Any) -> None:
+    """The gradient doubles on its way through the first layer."""
+    if worker.actor.parallel.pp_rank:
+        return
+
+    def doubling(forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        output = forward(*arguments, **options)
+        if output[0].requires_grad:
+            output[0].register_hook(lambda gradient: 2 * gradient)
+        return output
+
+    wrap(worker, worker.actor.chunks[0].decoder.layers[0], "forward", doubling)
 
 
 @rank_fault(

@@ -102,12 +102,18 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
     # NaN, from an engine that overflowed, is no evidence.
     logs = np.nan_to_num(np.asarray(log_probabilities, dtype=np.float64), nan=0.0)
     p = np.exp(np.minimum(logs, 0.0))
-    # Any s gives a bound, so a grid may be coarse; p below 1e-300 counts as that.
+    # p below 1e-300 counts as that.
     p = np.maximum(p, 1e-300)
-    s = np.geomspace(1e-3, 800.0, 256)[:, None]
-    # log(1 + p (e^s - 1)), without an overflow of e^s.
-    terms = np.logaddexp(np.log1p(-np.minimum(p, 1 - 1e-16)), np.log(p) + s)
-    return min(0.0, float((terms.sum(1) - s[:, 0] * count).min()))
+    # Any s gives a bound, and it is convex in s, so a second grid lies beside the first one's best.
+    best, grid = 0.0, np.geomspace(1e-3, 800.0, 32)
+    for _ in range(2):
+        # log(1 + p (e^s - 1)), without an overflow of e^s.
+        terms = np.logaddexp(np.log1p(-np.minimum(p, 1 - 1e-16)), np.log(p) + grid[:, None])
+        bounds = terms.sum(1) - grid * count
+        place = int(bounds.argmin())
+        best = min(best, float(bounds[place]))
+        grid = np.linspace(grid[max(0, place - 1)], grid[min(len(grid) - 1, place + 1)], 32)
+    return best
 
 
 def _samples(group: Group) -> list[Sample]:
