@@ -96,10 +96,9 @@ class Slopes:
         try:
             self._move(parameters, kept, scale)
             above = self._run()[0]
-            high = [one.detach().to("cpu", copy=True) for one in parameters]
             self._move(parameters, kept, -scale)
             below = self._run()[0]
-            wanted = self._product(parameters, high)
+            wanted = self._product(parameters, kept, scale)
         finally:
             for one, own in zip(parameters, kept, strict=True):
                 one.copy_(own)
@@ -108,20 +107,24 @@ class Slopes:
 
     def _move(self, parameters: Sequence[Any], kept: Sequence[Tensor], scale: float) -> None:
         for one, own in zip(parameters, kept, strict=True):
-            # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
-            draw = torch.Generator(one.device).manual_seed(hash(tuple(one.shape)) % 2**31)
-            noise = torch.rand(one.shape, generator=draw, device=one.device)
-            weight = own.to(one.device)
-            if self._along:
-                # Rounded at random, as most of the gradient is smaller than a rounding.
-                steps = 2.0**-7 * (noise - 0.5) * weight.float().abs()
-                one.copy_(weight.float() + scale * self._gradient(one) + steps)
-            else:
-                one.copy_(weight + scale * (2.0 * (noise < 0.5) - 1.0))
+            one.copy_(self._moved(one, own, scale))
 
-    def _product(self, parameters: Sequence[Any], high: Sequence[Tensor] | None = None) -> float:
+    def _moved(self, parameter: Any, own: Tensor, scale: float) -> Tensor:
+        # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
+        draw = torch.Generator(parameter.device).manual_seed(hash(tuple(parameter.shape)) % 2**31)
+        noise = torch.rand(parameter.shape, generator=draw, device=parameter.device)
+        weight = own.to(parameter.device, torch.float32)
+        if self._along:
+            # Rounded at random, as most of the gradient is smaller than a rounding.
+            noise = 2.0**-7 * (noise - 0.5) * weight.abs()
+            return (weight + scale * self._gradient(parameter) + noise).to(parameter.dtype)
+        return weight + scale * (2.0 * (noise < 0.5) - 1.0)
+
+    def _product(
+        self, parameters: Sequence[Any], kept: Sequence[Tensor] | None = None, scale: float = 0.0
+    ) -> float:
         """This rank's part of the gradient's product with itself, or with half of the way from the
-        parameters to ``high``."""
+        parameters, which have moved by ``-scale``, to those moved by ``scale``."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
         from megatron.core.transformer.module import param_is_not_shared
@@ -129,10 +132,10 @@ class Slopes:
         first, total = not parallel_state.get_data_parallel_rank(with_context_parallel=True), 0.0
         for place, one in enumerate(parameters):
             gradient = self._gradient(one)
+            # Collective with a distributed optimizer.
+            high = None if kept is None else self._moved(one, kept[place], scale)
             if first and param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one):
-                other = gradient
-                if high is not None:
-                    other = (high[place].to(one.device).float() - one.float()) / 2
+                other = gradient if high is None else (high.float() - one.float()) / 2
                 total += float((gradient * other).sum(dtype=torch.float64))
         return total
 
