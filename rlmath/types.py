@@ -281,8 +281,8 @@ class TrainingBatch:
         rows_of: Callable[[Tensor], Any],
         pick: Callable[[Tensor, Any], Tensor],
     ) -> TrainingBatch:
-        """Some of the sequences. ``rows_of``: which items of a field with so many for each sequence
-        are theirs. ``pick``: returns these."""
+        """Some of the sequences. ``rows_of``: by the number of a field's items in each sequence,
+        which of them to take. ``pick``: takes them."""
         rows = {"tokens": rows_of(self.sequence_lengths)}
         if self.route_lengths is not None:
             rows["routes"] = rows_of(self.route_lengths)

@@ -107,9 +107,9 @@ class Slopes:
 
     def _move(self, parameters: Sequence[Any], kept: Sequence[Tensor], scale: float) -> None:
         for one, own in zip(parameters, kept, strict=True):
-            one.copy_(self._moved(one, own, scale))
+            one.copy_(self._weight_after(one, own, scale))
 
-    def _moved(self, parameter: Any, own: Tensor, scale: float) -> Tensor:
+    def _weight_after(self, parameter: Any, own: Tensor, scale: float) -> Tensor:
         # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
         draw = torch.Generator(parameter.device).manual_seed(hash(tuple(parameter.shape)) % 2**31)
         noise = torch.rand(parameter.shape, generator=draw, device=parameter.device)
@@ -133,7 +133,7 @@ class Slopes:
         for place, one in enumerate(parameters):
             gradient = self._gradient(one)
             # Collective with a distributed optimizer.
-            high = None if kept is None else self._moved(one, kept[place], scale)
+            high = None if kept is None else self._weight_after(one, kept[place], scale)
             if first and param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one):
                 other = gradient if high is None else (high.float() - one.float()) / 2
                 total += float((gradient * other).sum(dtype=torch.float64))

@@ -254,7 +254,7 @@ class Episodes:
                 return sample
             finally:
                 asked.since_s = None
-            # What the model wrote may be what breaks a sandbox: not once more every half second.
+            # The model's code itself may break a sandbox, so each pause is twice the last.
             time.sleep(RETRY_AFTER_S * min(2 ** (failures - 1), 16))
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
