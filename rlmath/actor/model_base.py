@@ -28,7 +28,7 @@ from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.actor.plan import PLAIN, StepPlan
 from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import ActorSettings, shard_settings
-from rlmath.actor.step_probe import StepFinding, StepFindings, StepProbe
+from rlmath.actor.step_probe import OTHER_SLOPE, StepFinding, StepFindings, StepProbe
 from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard, Share, shards
@@ -364,14 +364,16 @@ class RankModel:
             self._gradient_finding = self.gradient_shares.nothing_given(given, sizes)
 
     def worst_findings(self, mine: Sequence[StepFinding]) -> StepFindings:
-        """First rank with a finding, and the finding, for each minibatch. Collective."""
+        """First rank with a finding, and the finding, for each minibatch; a slope, which all ranks
+        find alike, if there is no other. Collective."""
         kinds = torch.tensor([one.kind for one in mine], dtype=torch.float64)
         of_ranks = self.all_gather(kinds)
         if not bool(of_ranks.any()):
             return tuple((0, one) for one in mine)
         everyone: list[Sequence[StepFinding]] = [()] * len(of_ranks)
         dist.all_gather_object(everyone, list(mine))
-        first = (of_ranks > 0).int().argmax(0).tolist()
+        found = of_ranks > 0
+        first = (found.int() + (found & (of_ranks != OTHER_SLOPE))).argmax(0).tolist()
         return tuple((rank, everyone[rank][index]) for index, rank in enumerate(first))
 
     def forget_steps(self) -> None:

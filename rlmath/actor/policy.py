@@ -266,8 +266,6 @@ class MegatronActor(RankModel):
         again = self._compute_again(minibatch, plan) if index == 0 else None
         slopes = self._compare_slopes(minibatch) if index == 0 else StepFinding()
         outcomes = self._backward(minibatch, plan, begin, self.observer)
-        if not self._gradient_finding.kind:
-            self._gradient_finding = slopes
         if again is not None and not self._gradient_finding.kind:
             assert self.gradient_shares is not None
             self._gradient_finding = self.gradient_shares.differs_from(*again)
@@ -287,7 +285,8 @@ class MegatronActor(RankModel):
         if one["log_ratio_clamped_count"]:
             done.clamped[index] = say_clamped(one, farthest)
         done.metrics.append(one)
-        done.findings.append(self.step_finding)
+        # A slope comes last: what else is found is more exact.
+        done.findings.append(self.step_finding if self.step_finding.kind else slopes)
         if decision.kind == "early_stop":
             done.stopped[index] = decision.reason
 
@@ -330,13 +329,14 @@ class MegatronActor(RankModel):
 
         Not of a model with experts, whose routers may choose otherwise when products round
         otherwise, not in FP8, whose scales depend on what is packed together, and not where
-        rounding decides which sequences are left out. Returns elements of each matrix, and the
+        rounding decides which sequences are left out, or is all of the gradient: that of a KL to
+        itself, where no sequence has an advantage. Returns elements of each matrix, and the
         micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, AGAIN_EVERY)
         if rest or self.spec.experts or self.settings.model.fp8 is not None:
             return None
-        if _is_narrow(plan.objective):
+        if _is_narrow(plan.objective) or plan.objective.kl_coef > 0:
             return None
         assert self.gradient_shares is not None
         number %= len(share.micro_batches)
@@ -376,7 +376,8 @@ class MegatronActor(RankModel):
 
         self.forward_backward(packed, on_output)
         self.gradient_shares.repeat()
-        return Slopes(self.chunks, self.optimizer, run).finding()
+        dtype = self.settings.model.dtype
+        return Slopes(self.chunks, self.optimizer, dtype, run).finding()
 
     def forget_steps(self) -> None:
         super().forget_steps()
