@@ -261,7 +261,8 @@ class GradientShares:
     def _of(self, number: int) -> Tensor:
         """``[micro-batches, elements]`` float64."""
         if number not in self._shares:
-            self._shares[number] = _stack(self._given[number], self._watched[number].elements)
+            given = _stack(self._given[number], self._watched[number].elements)
+            self._shares[number] = given.to(self._device)
         return self._shares[number]
 
     @torch.no_grad()

@@ -41,13 +41,17 @@ MOVES, AGREE = (1.0, 2.0, 4.0), 0.5
 class Slopes:
     """Measures slopes of a rank's model. Collective over all ranks. ``chunks``: with reduced
     gradients of a sum of log-probs. ``optimizer``: Megatron's, which says what is reduced here.
-    ``run``: forward passes; returns the sum and the number of the log-probs that this rank
-    reports."""
+    ``dtype``: of the model, as a stage may begin with a parameter of another. ``run``: forward
+    passes; returns the sum and the number of the log-probs that this rank reports."""
 
     def __init__(
-        self, chunks: Sequence[Any], optimizer: Any, run: Callable[[], tuple[float, int]]
+        self,
+        chunks: Sequence[Any],
+        optimizer: Any,
+        dtype: torch.dtype,
+        run: Callable[[], tuple[float, int]],
     ) -> None:
-        self._run = run
+        self._run, self._dtype = run, dtype
         self._parts = getattr(optimizer, "chained_optimizers", [optimizer])
         self._groups: dict[str, list[Any]] = {name: [] for name in GROUPS}
         for chunk in chunks:
@@ -55,9 +59,8 @@ class Slopes:
                 if one.requires_grad:
                     words = next(k for k, v in GROUPS.items() if re.search(v, name))
                     self._groups[words].append(one)
-        any_parameter = next(iter(chunks[0].parameters()))
-        self._device, self._dtype = any_parameter.device, any_parameter.dtype
-        self._along = self._dtype is not torch.float32
+        self._device = next(iter(chunks[0].parameters())).device
+        self._along = dtype is not torch.float32
 
     @torch.no_grad()
     def finding(self) -> StepFinding:
@@ -113,12 +116,14 @@ class Slopes:
         # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
         draw = torch.Generator(parameter.device).manual_seed(hash(tuple(parameter.shape)) % 2**31)
         noise = torch.rand(parameter.shape, generator=draw, device=parameter.device)
+        # In place, as an embedding in float32 may have gigabytes.
+        noise.sub_(0.5)
         weight = own.to(parameter.device, torch.float32)
-        if self._along:
-            # Rounded at random, as most of the gradient is smaller than a rounding.
-            noise = 2.0**-7 * (noise - 0.5) * weight.abs()
-            return (weight + scale * self._gradient(parameter) + noise).to(parameter.dtype)
-        return weight + scale * (2.0 * (noise < 0.5) - 1.0)
+        if not self._along:
+            return noise.sign_().mul_(-scale).add_(weight)
+        # Rounded at random, as most of the gradient is smaller than a rounding.
+        noise.mul_(weight.abs()).mul_(2.0**-7).add_(weight)
+        return noise.add_(self._gradient(parameter), alpha=scale).to(parameter.dtype)
 
     def _product(
         self, parameters: Sequence[Any], kept: Sequence[Tensor] | None = None, scale: float = 0.0
@@ -135,7 +140,7 @@ class Slopes:
             # Collective with a distributed optimizer.
             high = None if kept is None else self._weight_after(one, kept[place], scale)
             if first and param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one):
-                other = gradient if high is None else (high.float() - one.float()) / 2
+                other = gradient if high is None else high.float().sub_(one).mul_(0.5)
                 total += float((gradient * other).sum(dtype=torch.float64))
         return total
 
