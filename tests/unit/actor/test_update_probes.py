@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from rlmath.actor.gradient_shares import GradientShares, Groups
-from rlmath.actor.step_probe import FINDINGS, StepFinding, StepProbe
+from rlmath.actor.model_base import RankModel
+from rlmath.actor.step_probe import FINDINGS, OTHER_SLOPE, StepFinding, StepProbe
 from rlmath.config.optimizer import OptimizerConfig
 
 COUNT = 3
@@ -229,6 +230,20 @@ def test_micro_batch_computed_again_in_two_parts_is_compared():
     found = compare(lost=True)
     assert "another gradient" in FINDINGS[int(found.kind)]
     assert found.place == "micro-batch 1, layer 0: linear.weight"
+
+
+def test_a_slope_that_all_ranks_find_hides_no_finding_of_one(monkeypatch):
+    slope, other = StepFinding(float(OTHER_SLOPE)), StepFinding(6.0, 3e-5, 1e-5)
+    ranks = [[slope, slope, StepFinding()], [other, slope, other]]
+
+    def gather(found, mine):
+        found[:] = ranks
+
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    kinds = torch.tensor([[one.kind for one in mine] for mine in ranks])
+    model = SimpleNamespace(all_gather=lambda mine: kinds)
+    found = RankModel.worst_findings(model, ranks[0])
+    assert found == ((1, other), (0, slope), (1, other))
 
 
 SETTINGS = OptimizerConfig(lr=1e-3, clip_grad_norm=0.7)
