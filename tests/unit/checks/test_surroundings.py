@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from rlmath.commands import doctor
 from rlmath.config.load import load
 from rlmath.model import hub
 from tests.support.remote_store import faulty_store
-
-Check = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
