@@ -69,6 +69,8 @@ class Setup:
 
 COMMON = (
     Setup(Layout(2, 1, 2), logits="chunked"),
+    # Dense models' default. Norms of heads are added up over tensor ranks all the same.
+    Setup(Layout(2, 1, 1), sequence_parallel=False),
     Setup(Layout(1, 2, 1, context_parallel=2, virtual_stages=2), overlap=True, logits="chunked"),
     Setup(Layout(2, 1, 2, expert_parallel=4), distributed=False),
 )

@@ -55,7 +55,6 @@ LONG = {
     "30B EP 8 without recomputation",
     "7B with a KL term",
     "1.5B with a value model",
-    "1.5B with a value model, optimizers on the GPU for their steps",
     "1.5B TP 1, optimizer offloaded",
     "7B PP 2",
     "7B CP 2",

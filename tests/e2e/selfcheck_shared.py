@@ -6,7 +6,6 @@ one's.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import ray
@@ -14,11 +13,9 @@ import ray
 from rlmath.actor.group import ActorGroup
 from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.checks import alignment, checkpoint, engines, throughput, weight_sync
-from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 
-Run = Callable[[Node, Record], None]
 CHECKS = {
     "engines": engines.run,
     "alignment": alignment.run,

@@ -37,7 +37,7 @@ def sample_run(material, tmp_path_factory):
     return run_dir, words, run.stdout
 
 
-def test_right_answers_are_kept_and_trained_on(material, sample_run):
+def test_right_answers_are_kept_and_trained_on(sample_run):
     run_dir, _, out = sample_run
     kept = [json.loads(line) for line in (run_dir / "sample" / "correct.jsonl").open()]
     graded = [

@@ -57,7 +57,7 @@ def test_an_update_gives_the_samples_of_the_new_weights_and_forgets_the_old_pref
     assert reference.largest_difference(prompts, list(before.values()), 1.0) > 0.05
 
 
-def test_the_same_weights_again_give_the_same_samples(pool, sender, reference):
+def test_the_same_weights_again_give_the_same_samples(pool, sender):
     requests = make_requests(random_prompts(4, 20, seed=11), samples=4)
     send(sender, pool)
     before = by_key(list(pool.generate(requests)))

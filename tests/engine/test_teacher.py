@@ -106,7 +106,7 @@ def test_teacher_whose_weights_move_is_named(teacher):
     look(check, teacher, step=1 + 3 * EVERY)
 
 
-def test_next_engine_scores_requests_of_a_dead_one(teacher, folder):
+def test_next_engine_scores_requests_of_a_dead_one(teacher):
     given = sequences(8)
     before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())

@@ -7,9 +7,11 @@ import pytest
 
 
 def read_cases(test_file, name):
-    """Lines of ``cases/NAME.jsonl`` beside a test's file."""
+    """Lines of ``cases/NAME.jsonl`` beside a test's file; it has some."""
     path = Path(test_file).parent / "cases" / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert cases, f"{path} is empty: its test could not fail"
+    return cases
 
 
 def on_cases(arguments, test_file, name):

@@ -1,11 +1,8 @@
 """The output layer in chunks of rows: its values and gradients are those of whole logits, and
 nothing nearly as large as whole logits is ever there."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.dry_run.meter import META, Meter
 from rlmath.actor import head_rows
@@ -22,7 +19,6 @@ from rlmath.model.spec import model_spec
 TOKENS, ROWS, HIDDEN, VOCAB, PADDED = 40, 25, 12, 50, 56
 TEMPERATURE = 0.7
 KEYS = {"temperature": TEMPERATURE, "vocab_size": VOCAB}
-Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture

@@ -114,9 +114,7 @@ def test_an_error_of_the_callers_loop_leaves_the_run_open_for_the_next_one(the_l
     assert the_loop.closed == ["early", "early"]
 
 
-def test_questions_between_steps_open_the_run_and_their_mistakes_do_not_close_it(
-    the_loop, monkeypatch
-):
+def test_questions_between_steps_open_the_run_and_their_mistakes_do_not_close_it(the_loop):
     run = run_of()
 
     def ask(training):

@@ -302,7 +302,7 @@ def test_remote_folder_belongs_to_one_run(tmp_path, remote):
         second.mirror()
 
 
-def test_earlier_start_leaves_the_folder_to_a_later_one(tmp_path, remote, capsys):
+def test_earlier_start_leaves_the_folder_to_a_later_one(tmp_path, remote):
     run = Run(tmp_path / "run")
     run.save(1)
     earlier = run.mirror()

@@ -1,7 +1,6 @@
 """A check of the data refuses what the loader refuses, and nothing that it accepts."""
 
 import json
-from collections.abc import Sequence
 from decimal import Decimal
 
 import pyarrow
@@ -19,7 +18,6 @@ from rlmath.errors import UserError
 GOOD = {"prompt": "What is 1 + 1?", "solutions": "2"}
 SKIP = "data.malformed_rows=skip"
 CHAT = "data.apply_chat_template=true"
-Overrides = Sequence[str]
 
 
 def lines(*rows):

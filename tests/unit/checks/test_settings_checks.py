@@ -14,6 +14,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
+from rlmath.model.published import KNOWN
 from tests.support.case_files import on_cases
 
 
@@ -160,6 +161,11 @@ def test_heads_that_a_cpu_engine_has_no_attention_for(refusal, make_model):
     model = make_model(QWEN_1_5B | {"head_dim": 48})
     message = refusal(f"model.path={model}")
     assert "its heads are 48 wide" in message and "32, 64, 80, 96" in message
+
+
+def test_linear_attention_on_a_cpu_machine(refusal, make_model):
+    message = refusal(f"model.path={make_model(KNOWN['Qwen3.5-9B'])}", "model.dtype=float32")
+    assert "CPU kernels of linear attention compute in bfloat16 only" in message
 
 
 def test_memory_of_a_cpu_machine(refusal, make_model):

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from rlmath.commands import doctor
 from rlmath.config.load import load
 from rlmath.model import hub
 from tests.support.remote_store import faulty_store
-
-Check = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -95,7 +92,7 @@ def test_a_temporary_folder_without_room_for_a_sockets_path_is_refused(
     assert check()[0] == 0 and not list(doctor.temporary_files())
 
 
-def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(monkeypatch, tmp_path):
+def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(monkeypatch):
     monkeypatch.setattr(machine, "unwritable", lambda _: None)
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
 

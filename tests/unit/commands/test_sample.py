@@ -36,10 +36,9 @@ def sample(
     }
 
 
-def kept_of(samples, per_problem=4, prompt_key="prompt", response_key="response"):
-    return keep_correct(
-        samples, FIELDS, per_problem=per_problem, prompt_key=prompt_key, response_key=response_key
-    )
+def kept_of(samples, per_problem=4):
+    keys = {"prompt_key": "prompt", "response_key": "response"}
+    return keep_correct(samples, FIELDS, per_problem=per_problem, **keys)
 
 
 def test_each_answer_has_one_outcome():

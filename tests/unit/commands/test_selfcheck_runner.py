@@ -169,7 +169,7 @@ def test_append_adds_a_section(tmp_path, monkeypatch):
     assert page.read_text() == text
 
 
-def test_mistakes_in_the_command_are_exit_code_2(tmp_path, capsys, monkeypatch):
+def test_mistakes_in_the_command_are_exit_code_2(tmp_path, capsys):
     for arguments in (
         ["gpu", "--only", "none_such"],
         ["gpus"],

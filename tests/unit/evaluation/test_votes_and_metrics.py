@@ -19,9 +19,9 @@ from rlmath.types import GradedSample, Group, Problem
 from tests.support.samples import make_sample
 
 
-def graded_sample(index, answer, status, finish="stop"):
-    sample = make_sample("f:1", index, [1, 2], text="text", finish_reason=finish, seed=7)
-    sample = replace(sample, log_probs=np.zeros(0, np.float32))
+def graded_sample(index, answer, status):
+    sample = make_sample("f:1", index, [1, 2], text="text", seed=7)
+    sample = replace(sample, log_probs=np.zeros(0, np.float32))  # Journals keep none.
     correct = {"correct": True, "wrong": False, "no_answer": False}.get(status)
     return GradedSample(sample, None, correct, status, answer)
 
@@ -75,8 +75,7 @@ def test_tags_are_means_over_benchmarks():
 
 def test_a_journal_resumes_where_it_was_cut_off(tmp_path):
     path = tmp_path / "j.jsonl"
-    made = [graded_sample(i, None, "wrong").sample for i in range(3)]
-    samples = [replace(one, log_probs=np.zeros(0, np.float32)) for one in made]  # Not kept.
+    samples = [graded_sample(i, None, "wrong").sample for i in range(3)]
     with Journal(path, {"of": 1}) as journal:
         assert list(journal.keep(samples[:2])) == samples[:2]
     with path.open("ab") as file:

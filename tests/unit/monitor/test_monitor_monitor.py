@@ -21,7 +21,7 @@ def test_unwritable_monitor_files_warn_and_end_no_run(tmp_path, group, capsys):
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_digests_alone_are_limited_too(tmp_path, group):
+def test_digests_alone_are_limited_too(tmp_path):
     with open_monitor(tmp_path, RunnerConfig(samples_keep_gib=1e-6), total_steps=100) as monitor:
         (tmp_path / "samples").mkdir(exist_ok=True)
         for step in range(1, 100):

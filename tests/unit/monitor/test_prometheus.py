@@ -82,7 +82,7 @@ def test_prometheus_server_binds_to_localhost():
         server.close()
 
 
-def test_off_by_default_and_a_port_that_is_taken_is_refused(tmp_path):
+def test_off_by_default_and_a_port_that_is_taken_is_refused():
     assert RunnerConfig(run_dir="x").metrics_port is None
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -256,7 +256,7 @@ def test_tensorboard_that_cannot_write_stops_no_run(tmp_path):
     assert len(read_metrics(tmp_path)) == 2
 
 
-def test_the_settings_choose_the_trackers_and_name_the_run(monkeypatch, tmp_path, capsys):
+def test_the_settings_choose_the_trackers_and_name_the_run(monkeypatch, tmp_path):
     client = install(monkeypatch, "trackio", TrackioClient())
     run = tmp_path / "mine"
     runner = RunnerConfig(run_dir=str(run), trackers=["trackio"], tracker_project="math")

@@ -40,7 +40,7 @@ def test_the_example_writes_a_trace_of_nested_phases(tmp_path):
     assert outer["ts"] <= inner["ts"] and inner["dur"] <= outer["dur"]
 
 
-def test_one_that_fails_warns_once_and_is_called_no_more(tmp_path, capsys):
+def test_one_that_fails_warns_once_and_is_called_no_more(tmp_path):
     calls = []
 
     class Failing:

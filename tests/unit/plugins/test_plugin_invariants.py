@@ -64,7 +64,7 @@ def test_the_reward_of_a_file():
     assert reward.drain_metrics() == {"words": pytest.approx(4 / 3)}
 
 
-def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path):
+def test_the_step_check_of_a_file_is_called_after_the_others():
     loading.use(str(EXAMPLES / "step_check.py"))
     echo = step_checks()._checks[-1]
     assert type(echo).__name__ == "Echo"

@@ -338,9 +338,9 @@ def test_piston_without_an_address(monkeypatch):
     assert get_provider("piston").max_parallel == 2
 
 
-def in_the_cloud(program, stdin="", limits=None):
+def in_the_cloud(program, stdin=""):
     """Run here what E2B and Morph would run: the script is plain Python."""
-    limits = limits or Limits(cpu_s=1, wall_s=10.0, output_kib=64)
+    limits = Limits(cpu_s=1, wall_s=10.0, output_kib=64)
     script, mark = build_script(program, limits, stdin, {"extra.txt": "e"})
     done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
     return read_reply("noise\n" + done.stdout, mark, limits)

@@ -159,7 +159,7 @@ def test_no_more_groups_are_live_than_may_be(collector):
     assert max(asked) == 8 == asked[0]
 
 
-def test_a_lost_group_stops_the_run(collector, tmp_path):
+def test_a_lost_group_stops_the_run(collector):
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):
         sample(sampler, step, collector)

@@ -200,9 +200,9 @@ def write_sets(folder, **sets):
         write(folder / f"{name}.jsonl", rows)
 
 
-def make_sets(tmp_path, held_out=2):
+def make_sets(tmp_path):
     target = tmp_path / "made"
-    word_problems.main([str(tmp_path / "raw"), "--to", str(target), "--held-out", str(held_out)])
+    word_problems.main([str(tmp_path / "raw"), "--to", str(target), "--held-out", "2"])
     return {path.stem: read(path) for path in target.iterdir()}
 
 

@@ -53,10 +53,7 @@ ALL = {
 }
 
 
-def random_weights(spec, dtype=torch.float32):
+def random_weights(spec):
     """A random tensor for each name of the model's Hugging Face files."""
     generator = torch.Generator().manual_seed(1)
-    return {
-        name: torch.randn(size, generator=generator).to(dtype)
-        for name, size in hf_shapes(spec).items()
-    }
+    return {name: torch.randn(size, generator=generator) for name, size in hf_shapes(spec).items()}

@@ -129,7 +129,7 @@ def test_one_token_of_one_sample(field, name, base, tmp_path, capsys):
         assert "sum over its tokens: A -2.5, B -1.5 (by 1," in text
 
 
-def test_the_token_is_named_where_it_is_kept(base, tmp_path, capsys):
+def test_the_token_is_named_where_it_is_kept(tmp_path, capsys):
     class Other(Run):
         def groups(self, step):
             def change(sample):
@@ -209,7 +209,7 @@ def test_a_gradient_and_its_tensors(base, tmp_path, capsys):
     assert "gradients of 1 of 3 tensors differ: layer.1.weight" in text
 
 
-def test_the_value_model(base, tmp_path, capsys):
+def test_the_value_model(tmp_path):
     class Valued(Run):
         bias = 1
 
@@ -346,7 +346,7 @@ def test_bisect_names_other_software_versions(base, tmp_path, monkeypatch, capsy
     assert compare(base, other).made_with == ()
 
 
-def test_a_file_with_other_contents_is_named(base, tmp_path, monkeypatch, capsys):
+def test_a_file_with_other_contents_is_named(tmp_path, monkeypatch, capsys):
     def go(name, files):
         monkeypatch.setattr(attempts, "contents", lambda _: files)
         return Run(tmp_path / name).go().folder

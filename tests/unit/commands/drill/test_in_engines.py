@@ -27,8 +27,8 @@ def plant(engine):
     _when_undone(engine, lambda: engine.calls.append("back"))
 
 
-def test_an_engine_that_was_restarted_is_the_one_that_is_restored(monkeypatch):
-    """The old one cannot be called any more, which would end the drill with a traceback."""
+def test_a_fault_is_undone_in_the_engines_that_are_left(monkeypatch):
+    """A call to the one that was restarted would end the drill with a traceback."""
     monkeypatch.setattr(ray, "get", lambda found: found)
     old, new, other = Engine(), Engine(), Engine()
     pool = SimpleNamespace(engines=[old, other])

@@ -60,7 +60,7 @@ def test_replay_names_all_errors_at_once():
         read_choices(["data.seed=1", "actor.tensor_parallel=1", "nonsense=2"])
 
 
-def test_replay_distinguishes_choices_from_layouts(model):
+def test_replay_distinguishes_choices_from_layouts():
     given = ["actor.tensor_parallel=1", "correction.kind=token_mask", "loss_options.clip_high=0.3"]
     choices = read_choices(given)
     assert choices.layout_keys == {"actor.tensor_parallel"}

@@ -184,7 +184,7 @@ def test_report_explains_changes(text, run_dir, tmp_path):
     assert main(["report", str(run_dir), *windows[:2]]) == 2
 
 
-def test_a_run_that_is_being_written(run_dir, tmp_path, capsys):
+def test_a_run_that_is_being_written(run_dir, tmp_path):
     """Lines that are cut off, bytes that are no UTF-8 and a damaged archive leave the rest."""
     run = tmp_path / "run"
     shutil.copytree(run_dir, run)
