@@ -12,9 +12,9 @@ ODD = "13579"
 
 
 class Digits(Fenced):
-    @property
-    def stop(self):
-        return tuple(("", digit) for digit in ODD)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.stop = tuple(("", digit) for digit in ODD)
 
     def calls(self, text):
         if not text or text[-1] not in ODD:
