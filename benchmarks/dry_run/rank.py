@@ -165,6 +165,8 @@ class _Rank:
             with self._phase("optimizer step"):
                 return step()
 
+        # Gradients that are compared with others need values.
+        actor.updates = 1
         shard = actor.shard_of(self._batch())
         if actor.routing is not None:
             actor.shard_log_probs(shard, "old")

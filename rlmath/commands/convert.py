@@ -98,6 +98,6 @@ def _take(options: argparse.Namespace, given: Given) -> int:
     from rlmath.validation.processes import open_process
 
     dtype = getattr(torch, given.config.model.dtype.value)
-    count = to_megatron(model, options.checkpoint, dtype, open_process())
+    count = to_megatron(open_process(), model, options.checkpoint, dtype)
     print(f"{options.checkpoint}: {count} tensors written, read again and equal")
     return 0

@@ -177,7 +177,7 @@ def check_export_target(
 
 
 def to_megatron(
-    source: str | Path, checkpoint: str | Path, dtype: torch.dtype, platform: Platform
+    platform: Platform, source: str | Path, checkpoint: str | Path, dtype: torch.dtype
 ) -> int:
     """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
 

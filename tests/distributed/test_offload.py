@@ -154,9 +154,9 @@ def run(layout, platform, model, batch, folder):
         "optimizer: steps": optimizer.steps == [first, second],
         "all: steps, and the second again after the load": everything.steps
         == [first, second, second],
-        # Two steps, or three, of two minibatches.
+        # Two steps, or three, of two minibatches; the first update compares two gradients more.
         "optimizer: out in every backward pass": all(optimizer.out_in_backward)
-        and len(optimizer.out_in_backward) == 8,
+        and len(optimizer.out_in_backward) == 10,
         "all: in": not any(everything.out_in_backward),
         "tensors": none.state.keys() == optimizer.state.keys() == everything.state.keys(),
         # 2 bytes a weight, 4 of its gradient, and Adam's 12 over the copies that share them.
@@ -164,7 +164,8 @@ def run(layout, platform, model, batch, folder):
         "all: device": everything.residue[1].device_bytes < 0.01 * held,
         "all: weights stay to be sent": everything.residue[0].device_bytes > 0.05 * held,
         "gradients have no copy": everything.residue[1].host_bytes < 0.9 * held,
-        "nothing else holds what was released": everything.bytes_left < 0.02 * held,
+        # Adam's probe keeps a few elements of every tensor of the first two steps.
+        "nothing else holds what was released": everything.bytes_left < 0.03 * held,
     }
     for name, value_ in none.state.items():
         for other in (optimizer, everything):

@@ -498,8 +498,7 @@ def convert(function, *arguments):
 
     _layouts[0].enter(Case())
     try:
-        result = getattr(convert, function)(*arguments, CPU)
-        return result
+        return getattr(convert, function)(CPU, *arguments)
     except UserError as error:
         return str(error)
 
