@@ -8,17 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlmath.errors import ConfigError
+from rlmath.utils.close_names import did_you_mean
 
 
 def find_vllm_tool_parser(name: str) -> Any:
     """The class of a parser by its name in ``vllm serve --tool-call-parser``. Raises ConfigError:
     there is none of that name, or it cannot be imported."""
-    try:
-        from vllm.tool_parsers import ToolParserManager
+    from vllm.tool_parsers import ToolParserManager
 
+    try:
         return ToolParserManager.get_tool_parser(name)
     except Exception as error:  # A parser's module may fail in any way.
-        raise ConfigError(f"rollout.tool_parser={name}: {error}") from error
+        known = ToolParserManager.list_registered()
+        why = error if name in known else f"vLLM has none of that name{did_you_mean(name, known)}"
+        raise ConfigError(f"rollout.tool_parser={name}: {why}") from error
 
 
 def vllm_tool_parser(
