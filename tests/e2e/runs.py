@@ -25,9 +25,13 @@ def environment(mark=""):
     return {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT), MARK: mark}
 
 
-def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S, folder=ROOT):
+def python(*arguments, **options):
+    return command(sys.executable, *arguments, **options)
+
+
+def command(*words, mark="", timeout_s=RUN_TIMEOUT_S, folder=ROOT):
     return subprocess.run(
-        [sys.executable, *arguments],
+        words,
         cwd=folder,
         env=environment(mark),
         capture_output=True,
@@ -91,15 +95,8 @@ def quickstart(run_dir, *overrides):
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        run = subprocess.run(
-            ["bash", "launchers/quickstart.sh", f"runner.run_dir={run_dir}", *overrides],
-            cwd=ROOT,
-            env=environment(mark),
-            capture_output=True,
-            text=True,
-            timeout=QUICKSTART_TIMEOUT_S,
-            check=False,
-        )
+        words = ("bash", "launchers/quickstart.sh", f"runner.run_dir={run_dir}", *overrides)
+        run = command(*words, mark=mark, timeout_s=QUICKSTART_TIMEOUT_S)
     finally:
         ended.set()
         watcher.join()

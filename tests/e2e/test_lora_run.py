@@ -6,14 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlmath.model.tiny import make_tiny_model
 from tests.e2e import test_distillation_run as distillation
 from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
 
-
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
+teacher = distillation.teacher
 
 
 @pytest.fixture(scope="module")
