@@ -24,7 +24,7 @@ from benchmarks.dry_run.jobs import Job, PhaseCount, RankCount
 from benchmarks.dry_run.meter import META, Meter, Peak, Pool
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.early_stop import Decision
 from rlmath.batching.shards import Shard
 from rlmath.config.optimizer import OptimizerConfig
@@ -273,7 +273,7 @@ class _Rank:
             temperature=1.0,
             max_tokens_per_microbatch=job.max_tokens,
             max_sequence_length=job.max_sequence_tokens,
-            reference=ReferenceSettings("frozen" if job.reference else "none"),
+            reference="frozen" if job.reference else "none",
             overlap_gradients=job.overlap_gradients,
             overlap_param_gather=job.overlap_param_gather,
             offload=job.offload,

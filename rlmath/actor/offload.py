@@ -93,10 +93,6 @@ class DeviceState:
         # Reused between releases: page-locking memory takes longer than the copy.
         self._host: dict[Part, Tensor] = {}
 
-    def is_out(self, part: Part) -> bool:
-        """Whether a part is released."""
-        return part in self._released
-
     @functools.cached_property
     def _stream(self) -> SideStream:
         return self._platform.side_stream()

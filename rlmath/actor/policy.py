@@ -32,7 +32,7 @@ from rlmath.actor.policy_loss import (
 )
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
-from rlmath.actor.settings import ActorSettings, UpdateResult
+from rlmath.actor.settings import RENEWED, ActorSettings, UpdateResult
 from rlmath.actor.slopes import Slopes
 from rlmath.actor.step_probe import StepFinding
 from rlmath.actor.token_traces import TokenTrace, traces_of
@@ -90,9 +90,9 @@ class MegatronActor(RankModel):
         self.updates = 0  # So far.
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
-        if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
+        if settings.reference in RENEWED or (settings.reference == "frozen" and not is_base):
             # An average in bfloat16 would lose each step's small share.
-            dtype = torch.float32 if settings.reference.kind == "averaged" else None
+            dtype = torch.float32 if settings.reference == "averaged" else None
             self.reference = [
                 p.detach().to("cpu", dtype, copy=True) for p in self._trainable_parameters()
             ]
@@ -119,9 +119,9 @@ class MegatronActor(RankModel):
 
     def checkpoint_state(self) -> ModelState:
         state = super().checkpoint_state()
-        if not self.settings.reference.renewed:
+        kind = self.settings.reference
+        if kind not in RENEWED:
             return state  # A frozen reference is read from the model's folder again.
-        kind = self.settings.reference.kind
         return dataclasses.replace(state, reference=self.reference, reference_kind=kind)
 
     # -- log-probs ------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class MegatronActor(RankModel):
     @contextlib.contextmanager
     def reference_weights(self) -> Iterator[None]:
         """Run the model with the reference's weights. The optimizer never sees them."""
-        if self.settings.reference.kind == "none":
+        if self.settings.reference == "none":
             raise ValueError("there is no reference model: ActorSettings.reference is none")
         self.load_parameters()
         if self.reference is None:

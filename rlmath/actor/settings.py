@@ -25,19 +25,7 @@ from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
-
-@dataclass(frozen=True)
-class ReferenceSettings:
-    """The reference model of a KL term."""
-
-    # none; frozen: the initial weights; averaged and reset: renewed by
-    # MegatronActor.renew_reference.
-    kind: str = "none"
-
-    @property
-    def renewed(self) -> bool:
-        """Whether it changes during a run."""
-        return self.kind in ("averaged", "reset")
+RENEWED = ("averaged", "reset")  # References that MegatronActor.renew_reference changes.
 
 
 @dataclass(frozen=True)
@@ -55,8 +43,9 @@ class ActorSettings:
     # Token budget of a micro-batch of a forward-only pass; None: it takes the update's
     # micro-batches.
     max_tokens_per_forward: int | None = None
-    # Whether to keep a reference model, in host memory.
-    reference: ReferenceSettings = field(default_factory=ReferenceSettings)
+    # The reference model of a KL term, in host memory: none; frozen: the initial weights; or one of
+    # RENEWED.
+    reference: str = "none"
     # Share the optimizer's state between data-parallel ranks.
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     # Sum gradients over ranks while the last micro-batch is computed.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlmath.actor.settings import ReferenceSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.config.arithmetic import RunLayout
@@ -39,10 +38,10 @@ def aggregation_constant(config: Config) -> int:
     return config.rollout.max_response_tokens if given is None else given
 
 
-def reference_settings(config: Config) -> ReferenceSettings:
+def reference_kind(config: Config) -> str:
     """The reference model; none is held while the KL term has no weight."""
     algorithm = config.algorithm
-    return ReferenceSettings(algorithm.reference.kind.value if algorithm.kl_coef > 0 else "none")
+    return algorithm.reference.kind.value if algorithm.kl_coef > 0 else "none"
 
 
 def reference_share(algorithm: AlgorithmConfig, step: int) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.arithmetic import RunLayout, policy_updates, value_updates
 from rlmath.config.forward_tokens import forward_tokens
@@ -21,7 +21,7 @@ from rlmath.config.schema import Config, Device, OptimizerConfig
 from rlmath.config.shared_prompts import shares_prompts
 from rlmath.model.precision import Precision
 from rlmath.model.spec import read_model_spec
-from rlmath.training.algorithm_settings import engines_in_fp8, reference_settings
+from rlmath.training.algorithm_settings import engines_in_fp8, reference_kind
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ def actor_settings(
         share_prompts=shares_prompts(
             config.actor.share_prompts, spec, layout.device.value, layout.actor.context_parallel
         ),
-        reference=reference_settings(config),
+        reference=reference_kind(config),
         lora=adapters_of(config.actor.lora, spec, config.runner.seed),
         engines_in_fp8=engines_in_fp8(config),
     )
@@ -102,9 +102,7 @@ def value_model_settings(config: Config, policy: ActorSettings) -> ActorSettings
         return None
     optimizer = whole_schedule(config.value.optimizer, value_updates(config))
     # Its weights are all trained: under LoRA it would be a copy of the base model with a head.
-    return dataclasses.replace(
-        policy, optimizer=optimizer, reference=ReferenceSettings(), lora=None
-    )
+    return dataclasses.replace(policy, optimizer=optimizer, reference="none", lora=None)
 
 
 def whole_schedule(optimizer: OptimizerConfig, optimizer_steps: int) -> OptimizerConfig:

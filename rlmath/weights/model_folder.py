@@ -209,12 +209,20 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
         sync(folder.parent)
         return
     foreign = [] if overwrite else foreign_entries(folder)
-    _exchange(partial, folder)
-    sync(folder.parent)
     old = partial
-    for name in foreign:
-        if not (folder / name).exists():
-            (old / name).rename(folder / name)
+    if foreign:
+        # No error and no later process removes a folder of this name.
+        old = partial.rename(partial.with_name(partial.name.replace("-partial-", "-replaced-")))
+    try:
+        _exchange(old, folder)
+        sync(folder.parent)
+        for name in foreign:
+            if not (folder / name).exists():
+                (old / name).rename(folder / name)
+    except BaseException as error:
+        if foreign:
+            error.add_note(f"Files that were in {folder} besides the model may be in {old}")
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ import torch
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.checkpoint.state import check_saveable, load_model, save_model
 from rlmath.commands.selfcheck.checks.checkpoint import optimizer_tensors, state_fingerprints
 from rlmath.config.optimizer import OptimizerConfig
@@ -70,7 +70,7 @@ def train_rank(rank, layout, port, model, checkpoint, lora):
         model_path=model,
         model=ModelSettings(torch.bfloat16),
         optimizer=OptimizerConfig(),
-        reference=ReferenceSettings("averaged"),
+        reference="averaged",
         lora=Lora(4, 8.0, TARGETS) if lora else None,
         temperature=1.0,
         max_tokens_per_microbatch=64,

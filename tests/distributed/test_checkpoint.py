@@ -13,7 +13,7 @@ import torch.distributed as dist
 from rlmath.actor import parallel
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.actor.stops import Stops
 from rlmath.actor.value import ValueHead
 from rlmath.actor.worker import ActorWorker
@@ -201,7 +201,7 @@ def test_a_model_without_optimizer_is_saved_beside_the_actor(ranks, tiny_model, 
 
 def run_renewed_reference(layout, platform, model, kind, folder, save):
     """Log-probs under a reference that training has changed, and under the policy."""
-    actor = build(layout, platform, model, reference=ReferenceSettings(kind))
+    actor = build(layout, platform, model, reference=kind)
     batch = with_log_probs(make_batch())
     if save:
         before = actor.log_probs(batch, "reference")

@@ -14,7 +14,6 @@ from torch import nn
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_saves, load_model, save_model
@@ -289,7 +288,7 @@ def test_lora_families_match_a_dense_model(ranks, tmp_path, make, targets, layou
 def run_new(layout, platform, model, batch, steps):
     """With new adapters: log-probs of policy and reference, metrics of updates, and log-probs of
     both after them; at last the bytes of host memory that the reference takes."""
-    actor = build(layout, platform, model, lora=ALL, reference=ReferenceSettings("frozen"))
+    actor = build(layout, platform, model, lora=ALL, reference="frozen")
     before = actor.log_probs(batch), actor.log_probs(batch, "reference")
     metrics = [actor.update(batch, PLAIN, seed=step).minibatches[0] for step in range(steps)]
     after = actor.log_probs(batch), actor.log_probs(batch, "reference")
@@ -327,7 +326,7 @@ def run_merged(layout, platform, model, folder, lora):
     }
     in_slice = worker.weights_fingerprints(part)
     actor.release()
-    assert actor.device_state.is_out("parameters")
+    assert "parameters" in actor.device_state._released
     assert worker.weights_fingerprints() == here
     assert worker.weights_fingerprints(part) == in_slice
     assert in_slice["model.norm.weight"] == here["model.norm.weight"]
@@ -514,7 +513,7 @@ def test_lora_resume_refuses_another_adapter_or_base(ranks, tiny_model, tmp_path
 def run_reset(layout, platform, model, batch, folder, lora):
     """Log-probs of the reference at first, of the policy when it is reset, of the reference after
     one more update, and of that from a checkpoint."""
-    kind = ReferenceSettings("reset")
+    kind = "reset"
     actor = build(layout, platform, model, lora=lora, reference=kind)
     assert actor.reference is not None
     assert len(actor.reference) == len(actor.adapters) * 2

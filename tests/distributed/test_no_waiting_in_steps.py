@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlmath.actor import model_base
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.value import ValueModel
 from rlmath.model.parallel import Layout
 from tests.support.actors import build, make_batch, with_log_probs
@@ -146,7 +145,7 @@ def f(rows, mask):
     "layout", [ONE, Layout(2, 2, 1), Layout(1, 2, 1, virtual_stages=2)], ids=str
 )
 def test_dense_step_has_no_unexpected_waits(ranks, tiny_model, layout):
-    changes = {"reference": ReferenceSettings("frozen")}
+    changes = {"reference": "frozen"}
     for found in ranks.run(layout, run, tiny_model, changes, ("old", "reference"), True):
         assert unexpected_waits(found, ALLOWED) == {}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
@@ -29,7 +29,7 @@ def build(layout, platform, model, offload, *, dtype=torch.bfloat16, value, in_b
         temperature=0.7,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,
-        reference=ReferenceSettings("reset"),
+        reference="reset",
         offload=offload,
         offload_in_backward=in_backward,
     )
@@ -39,7 +39,7 @@ def build(layout, platform, model, offload, *, dtype=torch.bfloat16, value, in_b
     worker.actor = MegatronActor(settings, layout, platform)
     worker.actor.release()
     if value:
-        none = dataclasses.replace(settings, reference=ReferenceSettings())
+        none = dataclasses.replace(settings, reference="none")
         worker.value_model = ValueModel(none, layout, platform)
         worker.value_model.release()
     worker.gatherer = BucketGatherer(
@@ -61,10 +61,10 @@ def one_step(worker, batch, seed):
     worker.renew_reference(0.5, clear_optimizer=seed == 0)
     # The copies are begun: what comes between them and the release changes no bit.
     begun = worker.actor.device_state
-    assert worker.actor.settings.offload == "none" or begun.is_out("gradients")
+    assert worker.actor.settings.offload == "none" or "gradients" in begun._released
     worker.begin_room()
     if worker.actor.settings.offload != "none":
-        assert not begun.is_out("optimizer") or seed == 0, "cleared, it left the device"
+        assert "optimizer" not in begun._released or seed == 0, "cleared, it left the device"
     beside_weights = worker.make_room("weights")
     sent = worker.weights_fingerprints()
     offloaded = worker.make_room("kv_cache")
@@ -106,7 +106,7 @@ def watch_backward(model, seen):
 
     def watch(*args):
         outcomes = run(*args)
-        seen.append(model.device_state.is_out("optimizer"))
+        seen.append("optimizer" in model.device_state._released)
         return outcomes
 
     model.forward_backward = watch

@@ -20,7 +20,6 @@ from torch import Tensor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
@@ -124,13 +123,13 @@ def worker_of(layout, platform, model, lora, value):
     worker = ActorWorker.__new__(ActorWorker)
     worker.rank, worker.platform, worker.value_model = 0, platform, None
     worker._peaks, worker.gatherer = {}, None
-    changes = {**OVERLAPPED, "model": SETTINGS, "reference": ReferenceSettings("reset")}
+    changes = {**OVERLAPPED, "model": SETTINGS, "reference": "reset"}
     batch = with_log_probs(make_batch())
     with in_small_buckets():
         worker.actor = build(layout, platform, model, **changes, offload="all", lora=lora)
         if value:
             worker.value_model = ValueModel(
-                dataclasses.replace(worker.actor.settings, reference=ReferenceSettings()),
+                dataclasses.replace(worker.actor.settings, reference="none"),
                 layout,
                 platform,
             )

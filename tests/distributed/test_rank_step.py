@@ -9,7 +9,6 @@ import torch
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import RankStep
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
-from rlmath.actor.settings import ReferenceSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig
@@ -42,7 +41,7 @@ def run(layout, platform, model, batch):
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
     # Beside one rank, whose passes take the update's micro-batches.
     forward = None if layout.world_size == 1 else 160
-    reference = ReferenceSettings("frozen")
+    reference = "frozen"
     actor = build(layout, platform, model, reference=reference, max_tokens_per_forward=forward)
     for seed in range(2):
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, PLAN, seed)))

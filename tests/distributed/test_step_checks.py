@@ -15,7 +15,7 @@ import torch
 from rlmath.actor import rank_step
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.sequence_report import SequenceReport
-from rlmath.actor.settings import ReferenceSettings, UpdateResult
+from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.commands.drill import in_update
@@ -73,7 +73,7 @@ def plants_of(layout, lora):
 def run(layout, platform, model, batch, lora):
     """A healthy step, and a step for each fault with a healthy one after it."""
     more = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
-    reference = ReferenceSettings("frozen")
+    reference = "frozen"
     actor = build(layout, platform, model, reference=reference, optimizer=dict(OPTIMIZER), **more)
     worker = SimpleNamespace(actor=actor)
     begin(worker)

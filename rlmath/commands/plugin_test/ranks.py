@@ -13,7 +13,7 @@ import torch
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
 from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -133,7 +133,7 @@ def _update_twice(
         temperature=1.0,
         max_tokens_per_microbatch=layout[1],
         max_sequence_length=64,
-        reference=ReferenceSettings("none"),
+        reference="none",
     )
     group = ActorGroup(settings, layout[0], device="cpu", seed=0, num_threads=1, log_dir=str(logs))
     with contextlib.ExitStack() as stack:

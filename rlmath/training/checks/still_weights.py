@@ -67,7 +67,7 @@ def begin(worker: ActorWorker) -> None:
         base = [(name, p) for name, p in parameters if not p.requires_grad]
         read = actor.device_state.read
         tensors += [(f"base model: {name}", functools.partial(read, p)) for name, p in base]
-    if actor.reference is not None and not actor.settings.reference.renewed:
+    if actor.reference is not None and actor.settings.reference == "frozen":
         trained = [name for name, p in parameters if actor.settings.lora is None or p.requires_grad]
         for index, name in enumerate(trained):
             own = functools.partial(lambda held, place: held.reference[place], actor, index)

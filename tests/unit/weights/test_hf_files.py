@@ -104,6 +104,26 @@ def test_an_older_model_is_replaced_and_other_files_are_kept(source, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
+def test_files_beside_a_model_survive_an_error_while_it_is_replaced(source, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    write(folder, source, {"old": torch.zeros(2)})
+    (folder / "notes.txt").write_text("mine")
+    rename = type(folder).rename
+
+    def fail_for_notes(path, target):
+        if path.name == "notes.txt":
+            raise OSError("no space left")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        patch.setattr(type(folder), "rename", fail_for_notes)
+        write(folder, source, TENSORS)
+    (kept,) = tmp_path.glob(".out.*/notes.txt")
+    assert str(kept.parent) in caught.value.__notes__[0]
+    write(folder, source, TENSORS)
+    assert kept.read_text() == "mine"
+
+
 def test_overwrite_replaces_the_whole_folder(source, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
