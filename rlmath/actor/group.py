@@ -286,7 +286,6 @@ class ActorGroup:
         self._all("finish_checkpoint")
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Load a checkpoint that ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
 
     def begin_room(self) -> list[Residue]:

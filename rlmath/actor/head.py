@@ -212,7 +212,6 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 def _chunks(rows: Tensor, weight: Tensor, product: HeadLinear) -> Iterator[slice]:
-    """Slices of the selected rows."""
     size = 4 if product.in_float32 else weight.element_size()
     step = rows_per_chunk(len(weight), size)
     for start in range(0, rows.numel(), step):
@@ -220,7 +219,6 @@ def _chunks(rows: Tensor, weight: Tensor, product: HeadLinear) -> Iterator[slice
 
 
 def _blocks(weight: Tensor) -> Iterator[slice]:
-    """Slices of the weight's rows."""
     step = weight_rows_per_block(weight.size(1))
     for start in range(0, len(weight), step):
         yield slice(start, start + step)

@@ -148,7 +148,6 @@ def _recomputing(spec: ModelSpec, layout: Layout, settings: ModelSettings) -> di
 
 
 def _parallel(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
-    """Fields of the layout."""
     return {
         "tensor_model_parallel_size": layout.tensor_parallel,
         "pipeline_model_parallel_size": layout.pipeline_parallel,

@@ -160,7 +160,6 @@ class RankModel:
         return chunks
 
     def checkpoint_state(self) -> ModelState:
-        """State of this rank that a checkpoint saves and loads."""
         self.parameter_gather.finish()
         kind = None
         if self.settings.optimizer is not None:
@@ -252,7 +251,6 @@ class RankModel:
         return next(shards(batch, settings, only=self.dp_rank))
 
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
-        """A share's micro-batches, packed."""
         return [self._pack(share.batch, one) for one in share.micro_batches]
 
     def _pack(self, batch: TrainingBatch, one: MicroBatch) -> PackedMicroBatch:

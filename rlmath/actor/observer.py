@@ -58,8 +58,6 @@ class Pulls:
 
 @dataclass(frozen=True)
 class ObservedUpdate:
-    """A rank's observation of an update."""
-
     # For each minibatch, the gradient before clipping and that of the earlier update.
     gradients: tuple[Products, ...]
     change: Products | None  # The same for the change of the weights; None without a minibatch.

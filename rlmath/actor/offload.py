@@ -248,7 +248,6 @@ def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """A storage as uint8."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return empty.set_(storage)  # type: ignore[call-overload,no-any-return]
 

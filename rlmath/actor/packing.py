@@ -35,7 +35,6 @@ class SequenceRows:
 
     @property
     def length(self) -> int:
-        """Length of the sequence in tokens."""
         return self.shared + self.own
 
 

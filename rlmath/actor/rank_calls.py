@@ -39,7 +39,6 @@ class RankCalls:
         return self._count, len(self.waiting_on[1])
 
     def log_path(self, rank: int) -> str:
-        """File of a rank's output."""
         return f"{self.log_dir}/actor_{rank}.log"
 
     def await_later(self, refs: Sequence[Any], method: str) -> None:

@@ -49,7 +49,6 @@ class TokenFigures:
 
     @classmethod
     def join(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
-        """Join the figures of all ranks."""
         totals = [one.correction for one in parts if one.correction is not None]
         distilled = [one.distill for one in parts if one.distill is not None]
         return cls(
@@ -78,8 +77,6 @@ class Moments:
 
 @dataclass(frozen=True)
 class ValueResult:
-    """The result of an update of the value model."""
-
     minibatches: list[dict[str, float]]  # Metrics of each minibatch.
     moments: Moments  # Moments of values and returns before the update.
     fingerprints: dict[str, int]  # Fingerprint of each tensor of the value model after the update.
@@ -97,7 +94,6 @@ class StepResult:
 
     @classmethod
     def join(cls, parts: Sequence[StepResult]) -> StepResult:
-        """Join the results of all ranks that report."""
         tokens = [one.tokens for one in parts if one.tokens is not None]
         values = [one.values for one in parts if one.values is not None]
         policy = [one.policy for one in parts if one.policy is not None]
@@ -114,8 +110,6 @@ FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "value
 
 
 class RankStep:
-    """A step on this rank."""
-
     def __init__(self, policy: MegatronActor, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model
         self.shard = shard

@@ -143,7 +143,6 @@ class RoutingReplay:
         return totals.metrics([self._spec.is_moe_layer(n) for n in range(self._spec.layers)])
 
     def clear(self) -> None:
-        """Clear routes and totals."""
         self._shard = None
         spec, device = self._spec, self._platform.torch_device
         self._totals = RoutingTotals.zeros(spec.layers, spec.experts, device)

@@ -29,7 +29,6 @@ class RoutingTotals:
 
     @classmethod
     def zeros(cls, layers: int, experts: int, device: torch.device) -> RoutingTotals:
-        """Totals of no tokens."""
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
         return cls(zeros(layers, 2 + experts), zeros(layers, 3), zeros(3))
 

@@ -98,8 +98,6 @@ def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN)
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """The result of an update."""
-
     minibatches: list[dict[str, float]]  # Metrics of each computed minibatch, equal on all ranks.
     # Reason of each minibatch that was stopped early, by its index. (One whose gradient is exactly
     # 0 is also discarded, without a reason: nothing is wrong with it.)
@@ -129,7 +127,6 @@ class UpdateResult:
 
     @classmethod
     def join(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
-        """Join the results of all ranks that report."""
         sequences = [one.sequences for one in parts if one.sequences is not None]
         prints = [one.fingerprints for one in parts if one.fingerprints is not None]
         alignments = [one.alignment for one in parts if one.alignment is not None]

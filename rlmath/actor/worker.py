@@ -61,7 +61,6 @@ class ActorWorker:
         write_stacks_on_signal()
 
     def place(self) -> ProcessPlace:
-        """The place of this process."""
         return own_place()
 
     def rendezvous(self) -> tuple[str, int]:
@@ -302,7 +301,6 @@ class ActorWorker:
         )
 
     def _models(self) -> dict[str, Any]:
-        """The models by the names of their folders in a checkpoint."""
         value = {} if self.value_model is None else {VALUE_MODEL: self.value_model}
         return {"actor": self.actor, **value}
 
@@ -384,7 +382,6 @@ class ActorWorker:
         self.platform.release_cached_memory()
 
     def checkpoint_written(self) -> bool:
-        """Whether the checkpoint of ``begin_checkpoint`` is written."""
         return self._pending.done()
 
     def finish_checkpoint(self) -> None:

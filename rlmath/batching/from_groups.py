@@ -133,14 +133,12 @@ def sampled_sequences(
 
 
 def token_ages(samples: Sequence[Sample]) -> Tensor | None:
-    """See ``TrainingBatch.token_ages``."""
     if all(len(sample.spans) == 1 for sample in samples):
         return None
     return _concatenate([sample.token_ages() for sample in samples], np.uint8)
 
 
 def _model_mask(chosen: Sequence[tuple[Any, Sample]]) -> Tensor | None:
-    """See ``TrainingBatch.model_mask``."""
     if all(sample.segments == ONE_TURN for _, sample in chosen):
         return None
     return _concatenate([sample.model_mask() for _, sample in chosen], np.bool_)

@@ -31,8 +31,6 @@ Sequences: TypeAlias = "TrainingBatch | SampledSequences"
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Parameters of the split."""
-
     data_parallel: int  # Number of ranks.
     max_tokens_per_microbatch: int  # Token budget of a micro-batch.
     # Token budget of a micro-batch of a forward-only pass; None: it takes the update's
@@ -83,7 +81,6 @@ class Shard:
         return replace(self, batch=replace(self.batch, **values))
 
     def shares(self) -> Iterator[Share]:
-        """Iterate over the minibatches."""
         first = 0
         for counts in self.counts:
             yield self._share(first, counts)

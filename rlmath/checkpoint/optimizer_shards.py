@@ -37,8 +37,6 @@ def keep_to_bounded_memory(part: Any) -> None:
 
 @dataclass
 class _Parameter:
-    """A parameter of a bucket."""
-
     index: int  # Number among all of the optimizer's, as Megatron counts when it loads.
     described: Any  # Its place in the whole model.
     start: int  # First element in the bucket.

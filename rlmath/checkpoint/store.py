@@ -44,8 +44,6 @@ _ENDINGS = (".partial", ".replaced", ".deleted")
 
 @dataclass(frozen=True)
 class Skipped:
-    """A checkpoint that was skipped, and why."""
-
     path: Path
     reason: str
 

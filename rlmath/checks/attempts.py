@@ -62,8 +62,6 @@ LOOPS = {
 
 @dataclass(frozen=True)
 class Continuation:
-    """Outcome of ``runner.resume``."""
-
     checkpoint: Path  # The newest; the run continues after it.
     step: int
     steps: int  # Target number of steps, by setting.

@@ -22,8 +22,6 @@ _PROBE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine."""
-
     gpus: int  # NVIDIA GPUs that this process may use.
     torch_build: str | None  # torch's version, such as 2.13.0+cpu; None when it is not installed.
     memory_bytes: int  # Memory, the container's limit where there is one.

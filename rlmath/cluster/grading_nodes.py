@@ -282,7 +282,6 @@ def _kill(actor: Any) -> None:
 def node_workers(
     settings: GradingSettings, engines: Sequence[Any], num_workers: int | None
 ) -> NodeWorkers:
-    """Workers on the nodes of these engines."""
     import ray
 
     places = ray.get([engine.place.remote() for engine in engines])

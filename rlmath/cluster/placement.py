@@ -29,8 +29,6 @@ BAD_NODES_VARIABLE = "RLMATH_BAD_NODES"
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """An engine's place in the cluster."""
-
     options: dict[str, Any] = field(default_factory=dict)
     # Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on CPU.
     device_ids: tuple[str, ...] = ()
@@ -214,7 +212,6 @@ def probe_own_gpu() -> GpuReport:
 
 
 def reserved_gpus(layout: RunLayout) -> int:
-    """GPUs that a layout reserves."""
     ranks = (layout.actor.world_size, layout.engine_ranks)
     colocated = layout.placement is Placement.colocated
     return (max(ranks) if colocated else sum(ranks)) + layout.teacher_ranks

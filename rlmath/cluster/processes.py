@@ -25,8 +25,6 @@ SAME_START_S = 1.5
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """The node and id of a process of the run."""
-
     node_id: str  # Ray's id of the node.
     pid: int
     # Its start, in seconds since the node booted: the process id may have been reused since, and

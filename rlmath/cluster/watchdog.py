@@ -52,8 +52,6 @@ class Process:
 
 @dataclass(frozen=True)
 class WatchedComponent:
-    """A component that a run waits for."""
-
     progress: Callable[[], Hashable]  # A value that changes whenever the component makes progress.
     # One line for each thing that it waits for; none when idle.
     waiting_on: Callable[[], Sequence[str]]

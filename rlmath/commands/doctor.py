@@ -49,8 +49,6 @@ Level = Literal["ok", "note", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check."""
-
     level: Level
     subject: str
     text: str

@@ -19,8 +19,6 @@ from rlmath.model.parallel import Layout
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Ranks and engines of a run."""
-
     device: Device
     actor: Layout
     engines: int
@@ -41,8 +39,6 @@ class RunLayout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes of one step."""
-
     prompts: int
     samples: int
     minibatches: int

@@ -22,8 +22,6 @@ _SETTING = re.compile(r"[+~]*[a-z_.][a-z0-9_.]*=", re.ASCII)
 
 @dataclass(frozen=True)
 class Given:
-    """The settings on a command line."""
-
     config: Config
     keys: frozenset[str]
     words: tuple[str, ...] = ()

@@ -58,7 +58,6 @@ class LoraConfig:
 
 
 def adapters_of(lora: LoraConfig, spec: ModelSpec, seed: int) -> Lora | None:
-    """The adapters of a model; ``None``: off."""
     if not lora.rank:
         return None
     chosen = default_targets(spec) if lora.targets is None else lora.targets

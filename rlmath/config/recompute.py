@@ -21,7 +21,6 @@ MODULES = {
 
 
 def possible_modules(spec: ModelSpec) -> tuple[str, ...]:
-    """Modules that a model has."""
     has = {
         "core_attn": True,
         "mlp": spec.moe_layers < spec.layers,

@@ -23,8 +23,6 @@ from rlmath.utils.setting import NotWith, OnlyWith, Range, about
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting."""
-
     # As on the command line: actor.optimizer.lr; fields of list items are written
     # reward.items[].name.
     key: str

@@ -17,8 +17,6 @@ from rlmath.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file."""
-
     # File and row, such as train.jsonl:17, from 1: the line of a jsonl file, the row of others, the
     # file of a folder. Unique within one list of files.
     place: str

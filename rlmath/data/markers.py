@@ -12,7 +12,6 @@ _ASKS_FOR_BOX = re.compile(r"boxed|\\fbox|\bbox\b", re.IGNORECASE)
 
 
 def asks_for_box(prompt: str) -> bool:
-    """Whether a prompt asks for its answer in a box."""
     return _ASKS_FOR_BOX.search(prompt) is not None
 
 

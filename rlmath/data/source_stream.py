@@ -24,7 +24,6 @@ MOST_UNUSABLE = 1000
 
 
 def open_source(data: DataConfig) -> DataSource:
-    """Open ``data.source`` at its beginning."""
     assert data.source is not None
     options = DATA_SOURCES.options(data.source).of(data.source_options)
     return DATA_SOURCES.get(data.source)(options)

@@ -23,8 +23,6 @@ SIDE, LARGEST = 512, 8
 
 @dataclass(frozen=True)
 class GpuReport:
-    """The result of a GPU's probe."""
-
     host: str  # Name of its node, Slurm's if there is one.
     gpu: str  # Its name on the node.
     fault: str  # Description of the fault; empty if it works.

@@ -14,8 +14,6 @@ from rlmath.utils.nvidia_driver import output_of, query
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU."""
-
     index: int
     uuid: str  # GPU-....
     name: str  # Such as NVIDIA H100 80GB HBM3.

@@ -70,6 +70,5 @@ class DecodedRows:
         self._steps.clear()
 
     def clear(self) -> None:
-        """Forget the tokens and the sequences."""
         self._steps.clear()
         self._ids, self._requests, self._watched = [], [], []

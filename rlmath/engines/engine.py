@@ -153,7 +153,6 @@ class RolloutEngine(Engine):
         self._loop.rpc("start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one bucket of weights."""
         self._loop.rpc("update_weights", update_info=update_info)
 
     def finish_weight_update(self, version: int) -> None:
@@ -230,7 +229,6 @@ class RolloutEngine(Engine):
         return held
 
     def constants(self) -> list[dict[str, Any]]:
-        """Constants of each worker; see ``Engine.constants``."""
         from rlmath.engines.worker_state import worker_constants
 
         return self._loop.rpc(worker_constants)
@@ -242,7 +240,6 @@ class RolloutEngine(Engine):
         return self._loop.rpc(parameter_sums)
 
     def layer_values(self, tokens: list[int]) -> list[Noted] | None:
-        """Layer values of each worker; see ``Engine.layer_values``."""
         from rlmath.engines.layer_values import Reading, noted_values, watch
 
         self._loop.rpc(watch)
@@ -257,11 +254,9 @@ class RolloutEngine(Engine):
         return self._loop.engine_call(cached_blocks)
 
     def kv_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
         return self._loop.engine_call(cache_tokens)
 
     def gpus(self) -> list[str]:
-        """UUID of each worker's GPU."""
         return self._loop.rpc(gpu_uuid)
 
     def begin_profile(self, name: str) -> None:

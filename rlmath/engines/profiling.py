@@ -15,8 +15,6 @@ MAX_STEPS = 64
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """How engines are profiled."""
-
     tool: ProfileTool  # torch or nsys.
     folder: Path  # Absolute, for the traces.
 

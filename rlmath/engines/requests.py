@@ -72,7 +72,6 @@ class Request:
 
     @property
     def begun_tokens(self) -> int:
-        """Number of response tokens in the begun part."""
         return 0 if self.begun is None else len(self.begun.token_ids)
 
     @property
@@ -155,8 +154,6 @@ FLASHINFER_VARIABLES = (
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Settings of each engine of a pool."""
-
     model_path: str  # Hugging Face folder; its weights are version 0 if they are read.
     dtype: Literal["float32", "bfloat16"]  # Type of weights and activations.
     device: Literal["cpu", "cuda"]
@@ -214,7 +211,6 @@ class EngineSpec:
         return transport_named(self.transport).backend
 
     def log_path(self, engine: int) -> str:
-        """File with the output of one engine and its workers."""
         return f"{self.log_dir}/{self.role}_{engine}.log"
 
     def environment(self) -> dict[str, str]:

@@ -35,7 +35,6 @@ class RouteSpec:
 
     @classmethod
     def of(cls, model: ModelSpec) -> RouteSpec:
-        """The spec of an MoE."""
         layers = tuple(filter(model.is_moe_layer, range(model.layers)))
         return cls(layers, model.experts, model.experts_per_token)
 

@@ -62,7 +62,6 @@ class RunningRequest:
         return kept is not None
 
     def drop(self, count: int) -> None:
-        """Drop the last tokens."""
         if count:
             del self.token_ids[-count:], self.log_probs[-count:]
 

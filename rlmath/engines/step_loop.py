@@ -502,7 +502,6 @@ class StepLoop:
         )
 
     def _routes(self, running: RunningRequest, *, is_cut: bool) -> Any:
-        """``Sample.routes``."""
         request, spec = running.request, self._spec.routes
         begun = None if request.begun is None else request.begun.routes
         if spec is None or not request.wants_routes:

@@ -68,7 +68,6 @@ class SyncSizes:
 
     @property
     def piece(self) -> int:
-        """Maximum size of a piece."""
         return shared_buffer_bytes(self.bucket_bytes, self.largest_tensor_bytes)
 
     @property

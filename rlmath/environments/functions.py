@@ -88,7 +88,6 @@ class FunctionTool(Tool, ToolSession):
         return self
 
     def bind(self, instance: Any) -> ToolSession:
-        """The tool as a method of an instance."""
         found = copy.copy(self)
         found._function = getattr(instance, self.name)
         return found

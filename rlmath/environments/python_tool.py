@@ -114,7 +114,6 @@ class PythonTool(Tool):
         return self.result(CellResult(status, output, exit_code, found.seconds))
 
     def result(self, found: CellResult) -> ToolResult:
-        """The result of a call."""
         limits, exit_code = self._limits, found.exit_code
         note = {
             "timeout": f"Stopped: the code ran for more than {limits.wall_s:g} s.",

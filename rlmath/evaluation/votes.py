@@ -13,8 +13,6 @@ from rlmath.types import GradedSample
 
 @dataclass(frozen=True)
 class Votes:
-    """Votes of the samples of one problem."""
-
     correct: int
     wrong: tuple[int, ...]
     silent: int

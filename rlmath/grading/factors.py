@@ -49,8 +49,6 @@ _MIXED_NAMES = re.compile(r"(?=[A-Za-z]*[b-df-hj-np-tv-z][A-Z])[A-Zb-df-hj-np-tv
 
 
 class Factors(Cases):
-    """Parses one factor."""
-
     def _is_unequal(self) -> bool:
         """Whether the next two tokens are the sign `!=`, not the factorial of `3! = 6`."""
         return self.at("op", "=", 1) and (self.peek().spaced or not self.peek(1).spaced)

@@ -123,7 +123,6 @@ class MathGrader:
             return {status: self._counts[status] for status in STATUSES}
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the live workers."""
         return [] if self._pool is None else self._pool.pids()
 
     def check_gold(self, gold: str, task: str = "math") -> GoldReport:

@@ -10,8 +10,6 @@ from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIO
 
 
 class Token(NamedTuple):
-    """One token."""
-
     # `num` (digits, perhaps with a point), `grouped` (a number with thousands separators that could
     # also be a list, such as `1,234`), `word` (a run of letters), `cmd` (a LaTeX command, without
     # its backslash), `text` (content of `\text{…}`), `op` (one character), `begin`, `end`

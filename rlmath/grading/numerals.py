@@ -67,8 +67,6 @@ def with_dots(text: str) -> Node:
 
 
 class Numerals(TokenStream):
-    """Parses a number with its suffixes."""
-
     def numeric(self, text: str) -> Node:
         """A number with its suffixes: a base, a period, a fraction, a clock time."""
         token = self.peek()

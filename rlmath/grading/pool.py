@@ -139,7 +139,6 @@ class WorkerPool:
         return future
 
     def pids(self) -> list[int]:
-        """Process ids of the workers."""
         with self._lock:
             return [worker.pid for worker in self._workers.values()]
 

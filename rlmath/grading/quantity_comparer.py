@@ -17,8 +17,6 @@ _INFINITE: Node = ("k", "oo")
 
 
 class QuantityComparer(ListComparer):
-    """Compares answers with units."""
-
     def with_units(self, a: Node, g: Node) -> Verdict:
         if a[0] == "pct" or g[0] == "pct":
             return self.percents(a, g)

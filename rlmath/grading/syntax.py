@@ -35,7 +35,6 @@ class ParseError(Exception):
 
 
 def words(text: str) -> frozenset[str]:
-    """The set of the words of a text."""
     return frozenset(text.split())
 
 
@@ -117,14 +116,12 @@ def is_numeric(node: Node, quantity: bool = False) -> bool:
 
 
 def rational(value: Rational) -> Node:
-    """The node of a number."""
     top: Node = ("n", abs(value.numerator))
     plain: Node = top if value.denominator == 1 else ("/", top, ("n", value.denominator))
     return ("neg", plain) if value < 0 else plain
 
 
 def replace(node: Node, old: Node, new: Node) -> Node:
-    """The tree with every `old` replaced by `new`."""
     if node == old:
         return new
     return tuple(replace(part, old, new) if isinstance(part, tuple) else part for part in node)

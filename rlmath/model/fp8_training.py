@@ -35,8 +35,6 @@ BLOCKWISE_CUDA = (12, 9)
 
 @dataclass(frozen=True)
 class Fp8Training:
-    """FP8 settings of the actor."""
-
     format: str  # hybrid (e4m3, and e5m2 for the gradients of activations) or e4m3.
     recipe: str  # Unit of a scale: blockwise, tensorwise or mxfp8.
 
@@ -57,8 +55,6 @@ class Fp8Training:
 
 @dataclass(frozen=True)
 class RankMatrix:
-    """A matrix of a layer on one rank."""
-
     name: str  # Megatron's name.
     rows: int  # Output width, before sharding.
     columns: int  # Input width, before sharding.

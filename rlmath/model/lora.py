@@ -36,8 +36,6 @@ _WEIGHT = ".weight"
 
 @dataclass(frozen=True)
 class Lora:
-    """The adapters of a model."""
-
     rank: int  # Columns of B and rows of A, at least 1.
     alpha: float  # The product is scaled by alpha / rank.
     targets: tuple[str, ...]  # Some of model_targets, in that order.
@@ -58,7 +56,6 @@ class Lora:
         return self.layers is None or int(module.split(".")[2]) in self.layers
 
     def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Layers with adapters."""
         return tuple(range(spec.layers)) if self.layers is None else self.layers
 
 
@@ -125,12 +122,10 @@ def adapter_shapes(spec: ModelSpec, lora: Lora) -> dict[str, tuple[int, int]]:
 
 
 def adapts_experts(spec: ModelSpec, lora: Lora) -> bool:
-    """Whether experts have adapters."""
     return any(entry.per_expert for entry, _ in adapted_entries(spec, lora))
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora) -> int:
-    """Number of trained parameters in the whole model."""
     return sum(rows * columns for rows, columns in adapter_shapes(spec, lora).values())
 
 

@@ -85,7 +85,6 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     def stage_sizes(self, layers: int) -> tuple[int, ...]:

@@ -159,7 +159,6 @@ class ModelSpec:
 
     @property
     def family(self) -> Family:
-        """The model family."""
         return family_of(self.architecture)
 
     @property
@@ -190,16 +189,13 @@ class ModelSpec:
         return self.sliding_window is not None and layer not in self.full_layers
 
     def is_linear_layer(self, layer: int) -> bool:
-        """Whether decoder layer ``layer`` (from 0) has linear attention."""
         return layer in self.linear_layers
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether decoder layer ``layer`` (from 0) is MoE."""
         return self.experts > 0 and layer not in self.dense_layers
 
     @property
     def moe_layers(self) -> int:
-        """Number of MoE layers."""
         return self.layers - len(self.dense_layers) if self.experts else 0
 
     def has(self, entry: Entry, layer: int | None = None) -> bool:

@@ -18,8 +18,6 @@ CURVES_FILE = "curves.png"
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
-
     title: str
     unit: str
     # Tag and its name in the legend; those that a run lacks are left out.

@@ -99,8 +99,6 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class StepDigests:
-    """Digests of a step so far."""
-
     # Keys of the items, by kind; see Phase.
     keys: dict[str, list[str]] = field(default_factory=dict)
     # Digest of each item, by phase, in the order of the keys.

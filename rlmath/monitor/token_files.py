@@ -20,8 +20,6 @@ _PATTERN = "step_*.tokens.bin"
 
 @dataclass(frozen=True)
 class TracedSample:
-    """A sample in the update."""
-
     key: str  # PROBLEM/INDEX, within the step.
     tokens: int
     version: int  # Weights version that sampled its last token.

@@ -90,7 +90,6 @@ class Registry(Generic[T, TraitsT]):
         return next(((name, one.options, one.traits) for name, one in found), None)
 
     def names(self) -> list[str]:
-        """All registered names, sorted."""
         return sorted(self._known)
 
     def in_order(self) -> list[str]:

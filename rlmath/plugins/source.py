@@ -35,7 +35,6 @@ def is_file(place: str) -> bool:
 
 
 def file_of(place: str) -> Path:
-    """The file of a place that is one."""
     return Path(place).expanduser().resolve()
 
 

@@ -56,7 +56,6 @@ class Exercise:
 
     @property
     def row(self) -> dict[str, object]:
-        """The problem as in a data file."""
         return {"prompt": self.prompt, "solutions": [f"\\boxed{{{self.result}}}"]}
 
 

@@ -32,8 +32,6 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The parsed address of a server."""
-
     url: str
     https: bool
     host: str

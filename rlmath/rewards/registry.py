@@ -40,7 +40,6 @@ _added: dict[str, Callable[..., Any]] = {}
 
 
 def available_rewards() -> list[str]:
-    """Registered names, sorted."""
     return sorted({*_BUILT_IN, *_added})
 
 
@@ -62,7 +61,6 @@ def register_reward(name: str, factory: Callable[..., Any]) -> None:
 
 
 def reward_class(name: str) -> Any:
-    """The class or factory behind a registered name."""
     if name in _added:
         return _added[name]
     module, _, attribute = _BUILT_IN[name].partition(":")

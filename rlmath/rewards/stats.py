@@ -62,12 +62,10 @@ class RewardStats:
                     tally.values.append(value)
 
     def add_statuses(self, name: str, statuses: Iterable[str]) -> None:
-        """Add grader statuses behind the reward ``name``."""
         with self._lock:
             self._tallies[name].statuses.update(statuses)
 
     def add_error(self, name: str) -> None:
-        """Count a call of the reward ``name`` that raised."""
         with self._lock:
             self._tallies[name].errors += 1
 

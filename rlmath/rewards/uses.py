@@ -24,7 +24,6 @@ _USE: ContextVar[Use] = ContextVar("use", default=Use.training)
 
 
 def current_use() -> Use:
-    """The use of this thread or context."""
     return _USE.get()
 
 

@@ -63,7 +63,6 @@ class Grading:
         return set(left)
 
     def add(self, sample: Sample) -> None:
-        """Start grading a sample of an announced problem."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
 

@@ -248,7 +248,6 @@ def new_part(request: Request, sample: Sample) -> Sample:
 
 
 def frame(key: str, sample: Sample) -> bytes:
-    """A record of the journal."""
     payload = _pack(key, sample)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 

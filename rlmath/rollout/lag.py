@@ -46,7 +46,6 @@ class LengthTotals:
     trained: tuple[int, int] = (0, 0)  # The same for those that were trained on.
 
     def add(self, finished: Iterable[Group], trained: Iterable[Group]) -> None:
-        """Add a step's groups."""
         self.finished = _plus(self.finished, _samples(finished))
         self.trained = _plus(self.trained, _samples(trained))
 

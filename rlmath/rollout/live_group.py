@@ -34,12 +34,10 @@ class LiveGroup:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all samples are finished."""
         return len(self.finished) == len(self.requests)
 
     @property
     def unfinished(self) -> int:
-        """Number of samples that are not finished."""
         return len(self.requests) - len(self.finished)
 
     def known_samples(self) -> list[Sample]:
@@ -47,7 +45,6 @@ class LiveGroup:
         return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
 
     def add(self, sample: Sample) -> None:
-        """Add a sample from an engine."""
         self.begun.pop(sample.index, None)
         if sample.finish_reason == "cut":
             self.cut[sample.index] = sample
@@ -55,7 +52,6 @@ class LiveGroup:
             self.finished[sample.index] = sample
 
     def first_requests(self, budget_tokens: int | None) -> list[Request]:
-        """The requests of a new group."""
         return [replace(one, budget_tokens=budget_tokens) for one in self.requests]
 
     def take_cut(self, budget_tokens: int | None) -> list[Request]:

@@ -105,7 +105,6 @@ class RolloutPool:
 
     @property
     def spec(self) -> EngineSpec:
-        """Settings of each engine."""
         return self._spec
 
     @property
@@ -115,7 +114,6 @@ class RolloutPool:
 
     @property
     def processes(self) -> Sequence[EngineProcess]:
-        """The engines' processes."""
         return tuple(self._engines)
 
     @property

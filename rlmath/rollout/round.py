@@ -64,8 +64,6 @@ class Round:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of a step's sampling."""
-
     # Groups to train on; empty when too few passed the filter, which are then kept for the next
     # step.
     groups: tuple[Group, ...]

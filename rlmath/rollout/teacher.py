@@ -83,7 +83,6 @@ class EngineTeacher:
         """Do nothing: the folder was checked with the settings."""
 
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
-        """Score a sequence; see :meth:`Teacher.submit`."""
         future: Future[LogProbs] = Future()
         largest = int(np.asarray(sequence.sample.token_ids).max(initial=0))
         with self._lock:
@@ -107,7 +106,6 @@ class EngineTeacher:
             self._thread.join(CLOSE_WAIT_S)
 
     def watchdog_probe(self) -> WatchedComponent:
-        """The calls that the run waits for: the engines'."""
         return watchdog_probes.engines(self.pool)
 
     def _run(self) -> None:
@@ -184,7 +182,6 @@ def _key(sequence: ToScore) -> tuple[str, int, int]:
 
 
 def sequences_of(groups: Iterable[Group]) -> list[ToScore]:
-    """All samples of the groups, in order."""
     return [
         ToScore(
             f"{group.problem.id}/{graded.sample.index}",

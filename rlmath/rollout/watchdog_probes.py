@@ -8,8 +8,6 @@ from rlmath.rollout.pool import RolloutPool
 
 
 def engines(pool: RolloutPool) -> WatchedComponent:
-    """A probe of pending samples, by engine."""
-
     def waiting_on() -> list[str]:
         role = pool.spec.role
         lines = [f"{role} {engine.index}, which is starting" for engine in pool.starting().values()]
@@ -43,8 +41,6 @@ def engines(pool: RolloutPool) -> WatchedComponent:
 
 
 def grades(collector: Collector) -> WatchedComponent:
-    """A probe of samples being graded."""
-
     def waiting_on() -> list[str]:
         left = collector.ungraded_samples()
         return [f"the grade of sample {index} of problem {id_}" for id_, index in left[:10]]

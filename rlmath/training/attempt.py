@@ -65,7 +65,6 @@ class Training:
 
     @property
     def monitor(self) -> Monitor:
-        """The run's."""
         return self.parts.monitor
 
 

@@ -28,7 +28,6 @@ from rlmath.utils.close_names import did_you_mean
 
 
 def open_store(config: Config) -> CheckpointStore:
-    """Where a run's checkpoints are."""
     runner = config.runner
     best: dict[str, Literal["max", "min"]] = {}
     if runner.best_metric is not None:

@@ -35,8 +35,6 @@ _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_pa
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A kept step."""
-
     batch: StepBatch
     kl_coef: float  # KL coefficient of the step's update.
     entropy_coef: float  # The controller's before the step.

@@ -8,11 +8,9 @@ FOLDER = "replay"
 
 
 def kept_file(folder: Path, step: int) -> Path:
-    """Where a step's batch is."""
     return folder / f"step_{step:06d}.bin"
 
 
 def kept_files(folder: Path) -> dict[int, Path]:
-    """The files of the steps with kept batches."""
     found = {path.stem.rpartition("_")[2]: path for path in folder.glob("step_*.bin")}
     return {int(step): path for step, path in found.items() if step.isdigit()}

@@ -14,7 +14,6 @@ class PluginSources:
         self._hashes = dict(hashes)
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """See ``HasState``."""
         return lambda: dict(self._hashes)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

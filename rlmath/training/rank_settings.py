@@ -31,7 +31,6 @@ LOGS = "logs"
 
 
 def training_ranks(config: Config, layout: RunLayout) -> ActorSettings:
-    """Ranks of reinforcement learning."""
     settings = actor_settings(
         config,
         layout,
@@ -49,7 +48,6 @@ def training_ranks(config: Config, layout: RunLayout) -> ActorSettings:
 
 
 def fine_tuned_ranks(config: Config, layout: RunLayout) -> ActorSettings:
-    """Ranks of supervised fine-tuning."""
     return actor_settings(config, layout, config.sft.optimizer, config.sft.steps, 1.0)
 
 

@@ -107,7 +107,6 @@ def fine_tune(config: Config) -> int:
 
 
 def load_stream(config: Config) -> ProblemStream[Example]:
-    """The worked examples."""
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
     examples, report = load_examples(

@@ -77,8 +77,6 @@ class UpdateParts:
 
 @dataclass(frozen=True)
 class StepParts(UpdateParts):
-    """Parts of a step."""
-
     run: Running  # Ranks and engines.
     source: GroupSource  # Gives each step its groups.
     kept: KeptBatches  # Takes each step's batch.

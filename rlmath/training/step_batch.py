@@ -26,8 +26,6 @@ from rlmath.types import Group
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A step's sequences with their rewards."""
-
     sequences: Sequences  # N, to shard over the ranks.
     keys: tuple[str, ...]  # PROBLEM/INDEX of each.
     takes_part: Tensor  # [N] bool, whether the sequence is in the loss.

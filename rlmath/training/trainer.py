@@ -22,7 +22,6 @@ class ActorTrainer:
         self._config, self._spec, self._actor = config, spec, actor
 
     def release_cached_memory(self) -> None:
-        """See :meth:`ActorGroup.release_cached_memory`."""
         self._actor.release_cached_memory()
 
     def connect(self, engines: Sequence[Any]) -> None:

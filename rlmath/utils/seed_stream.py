@@ -24,7 +24,6 @@ class SeedStream:
         self._state = _mix(seed & _MASK)
 
     def next(self) -> int:
-        """The next number."""
         self._state = (self._state + _STRIDE) & _MASK
         return _mix(self._state) >> 1  # Positive as int64.
 

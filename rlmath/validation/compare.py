@@ -58,8 +58,6 @@ class Comparison:
 
 @dataclass(frozen=True)
 class AlignmentReport:
-    """All comparisons of a run."""
-
     comparisons: list[Comparison]
     limit: float  # Largest allowed mean_exp_abs_diff.
     difference: str | None

@@ -95,7 +95,6 @@ def _open_rank(layout: Layout, rank: int, port: int) -> Platform:
 
 
 def free_port() -> int:
-    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -33,8 +33,6 @@ Runs = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class AdapterLayout:
-    """The adapter of one Megatron matrix of a rank."""
-
     parts: tuple[str, ...]  # The adapted matrices of the files, in the order of the rows of a.
     # The rank's rows of each of those, as runs of first row and length; empty if only other ranks
     # have any.

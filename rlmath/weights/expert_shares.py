@@ -29,7 +29,6 @@ class ExpertShare:
     parts: int = 1  # Number of equal parts of each expert.
 
     def fraction(self, num_experts: int) -> float:
-        """Fraction of all experts."""
         held = num_experts if self.experts is None else len(self.experts)
         return held / num_experts / self.parts
 
@@ -119,7 +118,6 @@ class ExpertRoutes:
             self._sharing.setdefault(need.share, []).append(one)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a tensor belongs to an expert."""
         return name in self._experts
 
     def exchange(self, names: Iterable[str]) -> Exchange:

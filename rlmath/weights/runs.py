@@ -26,7 +26,6 @@ class Run:
         return (self.start, 0) if self.dim == 0 else (0, self.start)
 
     def of(self, whole: Tensor) -> Tensor:
-        """View this run of the whole tensor."""
         return whole.narrow(self.dim, self.start, self.length)
 
     def between(self, begin: int, end: int) -> Run | None:

@@ -56,7 +56,6 @@ def as_json(found: Comparison, lines: list[str]) -> dict[str, Any]:
 
 
 def text(found: Comparison, lines: list[str]) -> Iterator[str]:
-    """A comparison for the terminal."""
     for setting in found.settings:
         yield f"setting {setting.key}: A {_value(setting.a)}, B {_value(setting.b)}"
     for one in found.files:

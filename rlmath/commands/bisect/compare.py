@@ -49,8 +49,6 @@ class Parting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two runs."""
-
     settings: tuple[Setting, ...]  # Differing settings, at the divergence point or the last step.
     files: tuple[Setting, ...]
     made_with: tuple[Setting, ...]  # Differing versions and machines.

@@ -49,8 +49,6 @@ _EXPECTED = re.compile(r"^step \d+: (truncated|truncated_groups|equal_rewards|re
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a fault."""
-
     name: str
     what: str
     where: str

@@ -39,8 +39,6 @@ REWARDS = (
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A shrunk configuration."""
-
     config: Config
     model: dict[str, Any]  # Contents of the model's config.json.
     notes: tuple[str, ...]

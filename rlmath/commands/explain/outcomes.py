@@ -17,8 +17,6 @@ _VERDICTS = ("correct", "wrong")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample of a window."""
-
     address: str  # STEP/PROBLEM/INDEX.
     problem: str
     group: tuple[int, str]  # Step and problem, the unit of resampling.

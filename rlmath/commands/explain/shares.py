@@ -93,8 +93,6 @@ class Moved:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A change and its causes."""
-
     metric: Metric
     before: float
     after: float

@@ -26,8 +26,6 @@ _DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 
 @dataclass(frozen=True)
 class Fact:
-    """A setting of theirs."""
-
     # Its key. Names that other versions have for it follow, and patterns such as rollout.trace.*
     # for settings that are treated alike.
     theirs: str
@@ -49,8 +47,6 @@ class Fact:
 
 @dataclass(frozen=True)
 class Framework:
-    """Another framework."""
-
     name: str
     version: str  # The framework's version that the table describes.
     facts: tuple[Fact, ...]
@@ -183,8 +179,6 @@ class Given:
 
 @dataclass
 class Imported:
-    """The result of a translation."""
-
     settings: Settings = field(default_factory=dict)  # Here, by key.
     # Settings of theirs that have no counterpart: key, value, and what to do.
     without: list[tuple[str, Any, str]] = field(default_factory=list)

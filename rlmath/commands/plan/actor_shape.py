@@ -11,8 +11,6 @@ from rlmath.model.parallel import Layout
 
 @dataclass(frozen=True)
 class ActorShape:
-    """How the actor is laid out."""
-
     # Sizes. With more than one tensor-parallel rank, activations are split along the sequence where
     # matrices are not (actor.sequence_parallel).
     layout: Layout

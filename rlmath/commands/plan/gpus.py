@@ -11,8 +11,6 @@ from rlmath.utils.close_names import did_you_mean
 
 @dataclass(frozen=True)
 class Gpu:
-    """One card."""
-
     name: str
     memory_gib: float
     peak_tflops: float  # bfloat16 matrix products without sparsity, in 10^12 operations a second.

@@ -77,8 +77,6 @@ class Step:
 
 @dataclass(frozen=True)
 class StateBytes:
-    """A model's state on a rank."""
-
     weights: float  # In bfloat16.
     gradients: float  # In float32.
     optimizer: float  # Float32 main parameters and Adam's moments, shared by the copies.

@@ -28,8 +28,6 @@ ALL_REDUCES_PER_LAYER = 2
 
 @dataclass(frozen=True)
 class Work:
-    """The work of a step."""
-
     prompts: int
     group_size: int
     minibatches: int

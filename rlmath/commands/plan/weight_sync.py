@@ -37,8 +37,6 @@ def planned_buckets(spec: ModelSpec, config: Config, dtype: torch.dtype) -> list
 
 @dataclass(frozen=True)
 class SyncTime:
-    """The prediction for one transport."""
-
     transport: str
     gather_s: float  # Seconds until the sending ranks have gathered their tensors.
     send_s: float  # To the engines' workers, copies on the GPU included.

@@ -41,8 +41,6 @@ from rlmath.plugins.loading import public_functions, use
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part that can be tested."""
-
     argument: str  # In ``rlmath.api.given.PARTS``.
     check: Callable[[str], Iterator[Finding]]
     name: str = ""  # Empty: as the argument.

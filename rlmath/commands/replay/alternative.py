@@ -120,7 +120,6 @@ def _token(both: Both, row: int, own: Tensor, other: Tensor, tokenizer: Any) -> 
 
 
 def lines(found: Mapping[str, Any], step: int) -> Iterator[str]:
-    """The comparison for the terminal."""
     yield f"step {step}, the run's update and the other one, on the same batch and weights"
     for number, one in enumerate(found["gradients"], start=1):
         later = "" if number == 1 else " (after each one's own earlier minibatches)"

@@ -39,8 +39,6 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """Comparison of a replayed step."""
-
     step: int
     equal: tuple[str, ...]
     differing: tuple[str, ...]

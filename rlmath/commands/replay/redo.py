@@ -33,8 +33,6 @@ _OF_THE_RUNNER = ("steps", "seed")
 
 @dataclass(frozen=True)
 class Redone:
-    """A step that was redone."""
-
     step: int
     digests: StepDigests
     metrics: Mapping[str, float]

@@ -167,7 +167,6 @@ def _impossible(
 def _possible(
     recorded: Mapping[int, Mapping[str, Any]], starts: Mapping[int, Start], kept: Mapping[int, Path]
 ) -> str:
-    """Steps that can be replayed."""
     found = [
         step
         for step, line in sorted(recorded.items())

@@ -30,8 +30,6 @@ _FAILURES = ("a part failed", "collapse")
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened at a step."""
-
     step: int
     kind: str
     text: str

@@ -35,8 +35,6 @@ _FOR_THE_LAST = 1 / 8
 
 @dataclass
 class StepFigures:
-    """Figures over all samples of one step and kind."""
-
     lengths: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=lambda: defaultdict(int))

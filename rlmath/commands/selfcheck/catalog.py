@@ -12,8 +12,6 @@ _CHECKS = "rlmath.commands.selfcheck.checks"
 
 @dataclass(frozen=True)
 class Check:
-    """One check."""
-
     name: str
     title: str  # Subject of the check, in a line.
     advice: str  # How to fix a failure of which nothing more exact is known.

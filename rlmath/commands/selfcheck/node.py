@@ -14,8 +14,6 @@ ENGINE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Node:
-    """The machine, the model and a folder."""
-
     device: Literal["cpu", "cuda"]  # Device of ranks and engines.
     gpus: int  # GPUs that may be used; 0 on CPU.
     gpu_name: str  # As the driver calls them; "" on CPU.

@@ -37,8 +37,6 @@ MEMORY_LEFT_MIB = 256
 
 @dataclass(frozen=True)
 class Result:
-    """A check that has run."""
-
     check: Check
     outcome: Outcome  # Its report, and how its process ended.
     seconds: float

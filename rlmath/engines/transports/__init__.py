@@ -53,7 +53,6 @@ class TransportPlan:
 
     @property
     def num_engines(self) -> int:
-        """Number of all engines."""
         return len(self.engines) + self.others
 
     def of_ranks(self, world_size: int) -> list[TransportPlan]:
@@ -114,7 +113,6 @@ def own_address() -> str:
 
 
 def free_port() -> int:
-    """A free port of this host."""
     with socket.socket() as probe:
         probe.bind((own_address(), 0))
         return int(probe.getsockname()[1])

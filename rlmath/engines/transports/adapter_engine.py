@@ -44,7 +44,6 @@ class ReceivesAdapters:
     inbox: Inbox | None = None
 
     def start_weight_update(self) -> None:
-        """Start collecting."""
         self.inbox = self.model = Inbox()
 
     def finish_weight_update(self) -> None:

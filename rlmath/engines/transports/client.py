@@ -34,7 +34,6 @@ class EngineClient:
         self._all("init_weight_transfer_engine", infos)
 
     def start_weight_update(self) -> None:
-        """Prepare the engines for new weights."""
         self._all("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
@@ -58,7 +57,6 @@ class EngineClient:
         ]
 
     def _all(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """The engines' return values."""
         import ray
 
         if arguments is None:

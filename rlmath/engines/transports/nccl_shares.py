@@ -42,8 +42,6 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Message:
-    """Splitting of messages, on both sides."""
-
     buffer_bytes: int  # A message ends with the tensor that exceeds this.
     in_flight: int  # Number of concurrent messages.
 

@@ -106,7 +106,6 @@ class SharedMemoryTrainer:
             self.client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Release the segments."""
         self._segments = []
 
     def _barrier(self) -> None:

@@ -124,7 +124,6 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
             )
 
     def shutdown(self) -> None:
-        """Close the segments."""
         self._mapped.clear()
         descriptors, self._descriptors = self._descriptors, []
         for descriptor in descriptors:

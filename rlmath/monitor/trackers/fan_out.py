@@ -117,7 +117,6 @@ class _InBackground:
 
 
 def failure_warning(name: str, error: BaseException | str) -> str:
-    """The warning about a tracker that failed."""
     what = error if isinstance(error, str) else f"{type(error).__name__}: {str(error)[:500]}"
     return (
         f"runner.trackers: {name} failed and gets nothing more ({what}); metrics.jsonl "

@@ -13,8 +13,6 @@ SANDBOX_TIMEOUTS = "sandbox_timeouts"
 
 
 class CountedProgram(PreparedProgram):
-    """A prepared program that counts its runs."""
-
     def __init__(self, program: PreparedProgram, counts: Counts) -> None:
         self._program, self._counts = program, counts
 

@@ -36,8 +36,6 @@ _END_S = 10.0
 
 @dataclass(frozen=True)
 class CellResult:
-    """Result of a call."""
-
     status: str  # ok, error, timeout, memory, or flood: more output than the limit.
     output: bytes
     exit_code: int  # Exit code of its process, a signal as its negated number; 0 while it runs.

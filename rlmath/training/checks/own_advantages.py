@@ -18,8 +18,6 @@ Rewards = Sequence[float | None]
 
 @dataclass(frozen=True)
 class ScoredGroups:
-    """Inputs of the advantages."""
-
     rewards: Sequence[Rewards]  # Rewards of each group's samples, in float32.
     # Rewards that gdpo normalizes separately, for each group and sample.
     separate: Sequence[Sequence[Rewards]]

@@ -35,8 +35,6 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Expected:
-    """The sequences of a step, in its order."""
-
     names: Sequence[str]  # Names for messages.
     groups: Sequence[int]  # Index of each one's group.
     digests: Tensor  # [N] int64, see token_digest.

@@ -27,8 +27,6 @@ _Sums = Sequence[Mapping[str, int]]
 
 
 class StillTeacher(StepCheck):
-    """Compares a teacher with itself."""
-
     def __init__(self) -> None:
         self._first_step: int | None = None
         self._sums: Sequence[_Sums] | None = None

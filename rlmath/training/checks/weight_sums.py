@@ -23,8 +23,6 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class WeightSums:
-    """Sums of one minibatch."""
-
     tokens: int  # In the loss.
     total: float  # Sum of their weights.
     squares: float  # Sum of the squares of their weights.

@@ -89,7 +89,6 @@ def compare_on_rank(
 
 
 def report(record: Record, name: str, compared: Comparison, backend: str, limit: float) -> None:
-    """Report the figures of one layout with the limit."""
     values = compared.metrics()
     record.figure(f"{name} mean |Δ|", values["mean_abs_diff"], "nats")
     record.figure(f"{name} max |Δ|", values["max_abs_diff"], "nats")

@@ -121,7 +121,6 @@ def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
 
 
 def planned_seconds(spec: ModelSpec, actor: ActorShape, card: Gpu) -> tuple[float, float]:
-    """Planned seconds of log-probs and of an update."""
     response = actor.max_tokens - PROMPT_TOKENS
     log_probs_s, update_s = (
         actor_time_s(
