@@ -150,7 +150,6 @@ class PackedAttention(MegatronModule):
         Args:
             query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``; values may have
                 another width, which the result then has.
-            packed_seq_params: Boundaries of the sequences.
         """
         assert packed_seq_params is not None, "PackedAttention takes packed sequences only"
         if isinstance(packed_seq_params, ContextSeqParams):

@@ -21,7 +21,6 @@ def layer_spec(
 
     Args:
         config: Megatron's ``TransformerConfig``.
-        family: The model's family.
         platform: Selects Transformer Engine's layers or Megatron's own.
         separate_norms: As in ``ModelSettings``.
         vp_stage: Virtual stage of the chunk; ``None`` without virtual stages.

@@ -43,7 +43,6 @@ class Adapter(nn.Module):
 
     Args:
         layout: Layout of the rank's adapter.
-        lora: The adapters.
         like: The matrix.
         sequence_parallel: Tensor ranks have parts of the tokens outside of matrices.
         expert_ranks: Number of ranks that share an expert's matrix; 0: not in an expert.
@@ -186,9 +185,6 @@ def attach_adapters(
 
     Args:
         module: Megatron's ``GPTModel``, bare, with its weights.
-        spec: The model spec.
-        parallel: This rank.
-        lora: The adapters.
     """
     module.requires_grad_(False)
     config: Any = module.config
@@ -245,9 +241,7 @@ def initialize(adapter: Adapter, columns: int, lora: Lora) -> None:
     """``B = 0`` and ``A`` uniform in ``+-1/sqrt(in)``, as in PEFT; the same on every layout.
 
     Args:
-        adapter: Adapter of a rank.
         columns: Columns of the whole matrix.
-        lora: The adapters.
     """
     adapter.b.zero_()
     for piece in adapter.layout.a.pieces:

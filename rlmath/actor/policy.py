@@ -207,7 +207,6 @@ class MegatronActor(RankModel):
 
         Args:
             shard: With advantages; only ranks of the last stage read the values of tokens.
-            plan: Plan of the step.
 
         Raises:
             ValueError: No advantages, several minibatches without old log-probs, or routing replay

@@ -91,11 +91,7 @@ def sequence_report(
     stage, after the backward pass.
 
     Args:
-        index: Index of the minibatch.
-        share: Share of the rank.
-        outcomes: Outcomes of its micro-batches.
         values: Their values together, on the CPU.
-        plan: Plan of the step.
     """
     batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
     digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)

@@ -76,7 +76,6 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     Args:
         share: A minibatch.
         log_probs: ``[R]`` float32, the policy's in its update, on the CPU.
-        plan: Plan of the step.
     """
     batch, objective = share.batch, plan.objective
     count = len(batch.response_lengths)

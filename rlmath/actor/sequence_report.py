@@ -53,10 +53,6 @@ class SequenceReport:
 def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
     """``[count, 8]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
     fills in the gradient.
-
-    Args:
-        inputs: Inputs of a micro-batch.
-        count: Number of its sequences.
     """
     advantages = inputs.zero_masked(inputs.advantages).double()
     weights = inputs.zero_masked(inputs.weights).double()
@@ -93,7 +89,6 @@ def places_in_sequences(sequences: Tensor, count: int) -> Tensor:
 
     Args:
         sequences: ``[r]`` int64, each token's sequence, increasing.
-        count: Number of sequences.
     """
     lengths = sequences.new_zeros(count).index_add_(0, sequences, torch.ones_like(sequences))
     before = lengths.cumsum(0) - lengths

@@ -101,11 +101,6 @@ def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
     For whole groups, the weights times this divisor depend only on these groups. Divisors of parts
     of a minibatch add up.
 
-    Args:
-        kind: As in :func:`sequence_weights`.
-        token_counts: As in :func:`sequence_weights`.
-        group_ids: As in :func:`sequence_weights`.
-
     Raises:
         ValueError: Unknown kind.
     """

@@ -14,12 +14,7 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def token_lags(batch: TrainingBatch, now: int) -> Tensor:
-    """``[R]`` int64: weights version ``now`` minus the version that sampled each token.
-
-    Args:
-        batch: The batch with the response tokens.
-        now: A weights version.
-    """
+    """``[R]`` int64: weights version ``now`` minus the version that sampled each token."""
     lags = repeat(now - batch.weights_versions, batch.response_lengths)
     return lags if batch.token_ages is None else lags + batch.token_ages
 

@@ -229,9 +229,6 @@ def choose(mismatch: Mismatch) -> tuple[str, str]:
     - ``token_truncate`` if they are at most 1.05 and at least 0.9: bfloat16 on both sides;
     - ``token_mask`` otherwise: some tokens differ too much to be trained on.
 
-    Args:
-        mismatch: Mismatch of the batch to correct.
-
     Returns:
         A kind, and a sentence with the numbers.
     """

@@ -109,7 +109,6 @@ class PassRates:
         """Record a visit.
 
         Args:
-            problem_id: The problem.
             passed: Right samples.
             graded: Graded samples; with 0 nothing changes.
             step: The step of the visit.

@@ -20,7 +20,6 @@ def next_entropy_coef(
     entropy is below the target, otherwise decreased by it, never below 0.
 
     Args:
-        coef: The current coefficient.
         entropy: Mean entropy over the step's response tokens, in nats.
         target: Target entropy in nats.
         step_size: Change per step.

@@ -40,10 +40,6 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     recipes that correct for the engine (verl's ``rollout_is_weights`` and OpenRLHF's
     ``vllm_is_correction`` multiply the policy loss, and the KL loss is added afterwards).
 
-    Args:
-        inputs: Tokens of the micro-batch.
-        settings: The terms of the objective.
-
     Returns:
         The objective of this micro-batch; a minibatch's micro-batches add up to its objective.
 

@@ -144,8 +144,6 @@ def shards(
     :func:`assign_shards`.
 
     Args:
-        sequences: Sequences of a step.
-        settings: Parameters of the split.
         only: Create only the shard of this rank.
     """
     for rows, weights, counts, forward in assign_shards(sequences, settings, only):
@@ -159,11 +157,6 @@ def assign_shards(
     """For each data-parallel rank: its sequences in order, the token weight of each,
     ``Shard.counts`` and ``Shard.forward_counts``. Raises ValueError: a minibatch has fewer
     sequences than ranks, or there are fewer than minibatches.
-
-    Args:
-        sequences: Sequences of a step.
-        settings: Parameters of the split.
-        only: Yield only this rank's.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts

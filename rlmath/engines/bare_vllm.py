@@ -16,7 +16,6 @@ def bare_rates(engine: Any, requests: Sequence[Request], rounds: int) -> dict[st
     Args:
         engine: vLLM's ``LLMEngine``, without requests.
         requests: The requests of each round; all run to their limit.
-        rounds: Number of rounds of each kind.
     """
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 

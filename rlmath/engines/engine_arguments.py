@@ -124,7 +124,6 @@ def cache_folder(spec: EngineSpec, engine: int) -> tuple[Path, IO[str] | None]:
     shared: they are made under a file lock, and take minutes each.
 
     Args:
-        spec: The engine's settings.
         engine: Its number in the pool, used if it has no named GPU.
 
     Returns:

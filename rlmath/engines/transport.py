@@ -121,7 +121,6 @@ class Transport:
         """The plan of each trainer rank. Called by the driver.
 
         Args:
-            plan: Plan with all engines.
             world_size: Number of trainer ranks.
             gpus: Asks each rank for the UUID of its GPU.
         """

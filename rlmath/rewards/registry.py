@@ -40,6 +40,7 @@ _added: dict[str, Callable[..., Any]] = {}
 
 
 def available_rewards() -> list[str]:
+    """Registered names, sorted."""
     return sorted({*_BUILT_IN, *_added})
 
 

@@ -321,9 +321,6 @@ class RolloutPool:
     def replace(self, index: int, error: EngineError, unfinished: int = 0) -> None:
         """Restart an engine.
 
-        Args:
-            unfinished: Number of its unfinished requests.
-
         Raises:
             EngineError: ``error``, if no restarts are left.
             EngineStartError: The last engine to fail before its first token raised the same error,

@@ -175,7 +175,6 @@ class Sampler:
         """Begin to sample; :meth:`close` ends it.
 
         Args:
-            step: The current step.
             while_grading: See :meth:`generate`.
             is_taken: Whether the step has its groups already.
         """

@@ -197,7 +197,6 @@ class Gate:
 
         Args:
             alignment: Log-prob comparison over some sequences, under the weights that sampled them.
-            sequences: Sequences of the step.
             updated: The actor's weights have changed since the log-probs were taken.
 
         Returns:

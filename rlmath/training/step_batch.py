@@ -58,7 +58,6 @@ class StepBatch:
         """All samples of the groups, at least one.
 
         Args:
-            rewards: Rewards that graded the groups.
             weights_version: Version of the actor's weights before the update.
             teacher_log_probs: Teacher's log-probs of each sample's tokens; ``None``: no teacher.
         """

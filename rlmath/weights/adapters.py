@@ -83,9 +83,6 @@ def local_adapters(
 
     Args:
         model_chunks: As for ``local_parameters``, with their adapters.
-        spec: The model spec.
-        parallel: This rank.
-        lora: The adapters.
     """
     found = []
     for wrapped in model_chunks:

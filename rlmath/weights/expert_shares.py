@@ -61,7 +61,6 @@ def are_worth_it(needs: Iterable[Need], num_experts: int, layer_holders: int) ->
     """Whether sharing sends less per rank than a broadcast.
 
     Args:
-        needs: Needs of all ranks.
         num_experts: Experts per layer.
         layer_holders: Ranks with experts of one layer.
     """

@@ -282,7 +282,6 @@ def write_model_files(
     """Write everything except the tensors: configs, tokenizer and model card.
 
     Args:
-        folder: Target folder.
         source: Folder of the model that training started from.
         dtype: Type of the weights, written to config.json.
         name: Name of the model in README.md; ``None``: the folder's.

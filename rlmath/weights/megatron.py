@@ -108,7 +108,6 @@ def save_to_hf(
     written.
 
     Args:
-        gatherer: Gathers the model's weights.
         folder: Target; an older model there is replaced, other files in it are kept.
         source: Folder with config.json, generation_config.json and the tokenizer.
         shard_size_mib: Maximum size of a safetensors file.

@@ -174,7 +174,6 @@ def local_tensor(
 
     Args:
         entry: Entry of the family's table.
-        spec: The model spec.
         tp_rank: For an expert's entry, the rank in the expert tensor-parallel group.
         tp_size: Size of that group.
         padded_vocab: Rows of the embedding over all ranks, with padding; used only by the

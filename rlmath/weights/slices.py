@@ -47,7 +47,6 @@ def columns_in(part: WeightSlice | None, name: str, start: int, count: int) -> l
 
     Args:
         part: The slice; ``None``: everything.
-        name: The tensor.
         start: The run's first column in the whole tensor.
         count: Number of its columns.
     """
@@ -71,7 +70,6 @@ def fingerprint_in(
 
     Args:
         part: The slice; ``None``: everything.
-        name: The tensor.
         values: The run.
         row: Index of its first row in the whole tensor.
         column: Index of its first column.

@@ -103,7 +103,6 @@ def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[Transp
     Called by the driver.
 
     Args:
-        plan: Plan with all engines.
         rank_gpus: As in :func:`serving_ranks`.
 
     Raises:

@@ -186,8 +186,6 @@ def own_advantages(
     teacher or a plug-in gives the advantages.
 
     Args:
-        name: Name of the estimator.
-        groups: Inputs of the estimator.
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
     """
     estimate = ESTIMATORS.get(name)

@@ -134,7 +134,6 @@ def wrong_ends(
     """A sentence for the first sample that does not end as its finish reason says.
 
     Args:
-        samples: Samples of a step.
         ends: Tokens at which engines stop; empty: unknown.
         limits: Limits of a response, in tokens.
         since: Weights version from which on responses had these limits.
@@ -219,8 +218,6 @@ def wrong_rewards(
     """A sentence for the first sample whose reward does not follow from its grade and parts.
 
     Args:
-        samples: Samples of a step.
-        items: Items of the reward mix.
         penalized: Rewards of truncated samples were changed.
     """
     weights = {item.label: item.weight for item in items if item.weight}

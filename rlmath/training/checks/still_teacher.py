@@ -90,7 +90,6 @@ def moved_scores(name: str, first: LogProbs, again: LogProbs) -> list[str]:
     """A sentence if a teacher scores a sequence otherwise than before.
 
     Args:
-        name: Name of the sequence.
         first: Its log-probs at first.
         again: Its current log-probs.
     """

@@ -65,7 +65,6 @@ def check_changes(
     error and a warning.
 
     Args:
-        changes: Changes of each rank.
         update: Metrics of the update, ``train/...``; without them nothing was trained.
 
     Raises:
@@ -128,7 +127,6 @@ def unchanged_parts(
     Args:
         dtype: Type of the weights.
         unchanged: Unchanged parts of each rank; ``None``: not known.
-        lr: Learning rate of the update.
     """
     stuck: dict[str, dict[int, Run]] = {}
     for rank, runs in enumerate(unchanged):

@@ -76,7 +76,6 @@ def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[Weigh
 
     Args:
         config: Its aggregation and number of minibatches.
-        sequences: Sequences of the step.
         seed: Seed of the split into minibatches.
     """
     algorithm = config.algorithm
