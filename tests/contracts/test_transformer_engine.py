@@ -1,5 +1,3 @@
-"""Layers and FP8 that Megatron builds of Transformer Engine."""
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -14,7 +14,6 @@ import pickle
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.rank_step import RankStep, StepResult
 from rlmath.actor.value import ValueModel
@@ -31,14 +29,12 @@ from rlmath.commands.drill.material import model_config
 from rlmath.commands.drill.shrink import shrink
 from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.groups import options
-from rlmath.config.schema import Config, Device
-from rlmath.device import Platform
+from rlmath.config.schema import Device
 from rlmath.engines.requests import prompt_digest
-from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE
 from rlmath.training.algorithm_settings import reference_share
-from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, InvariantError, StepCheck
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, InvariantError
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
@@ -56,14 +52,14 @@ from rlmath.training.metrics import update_metrics, value_metrics
 from rlmath.training.plan import plan_step
 from rlmath.training.rank_settings import actor_settings, value_model_settings
 from rlmath.training.step_batch import StepBatch
-from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample, Segments
+from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample
 from rlmath.weights.gather import BucketGatherer, WeightChanges
 from tests.distributed.rank_pool import RankPool
 
 # Standard deviations between the log-probs of engine and actor, in nats, by the lag.
 NOISE = (0.01, 0.05, 0.1)
 PROMPTS, SAMPLES = 4, 4
-TOOL_CALL: Segments = (("model", 0), ("glue", 2), ("observation", 3), ("glue", 4), ("model", 5))
+TOOL_CALL = (("model", 0), ("glue", 2), ("observation", 3), ("glue", 4), ("model", 5))
 
 
 PLAIN = ("quickstart", "actor.tensor_parallel=1")
@@ -88,11 +84,11 @@ class Case:
     after: tuple[tuple[str, Any], ...] = ()
 
 
-def of(*settings: str, lag: int = 0, model: str = "Qwen2.5-0.5B") -> Case:
+def of(*settings, lag=0, model="Qwen2.5-0.5B"):
     return Case(model, (*PLAIN, *settings), lag)
 
 
-def on(*layout: str, model: str = "Qwen2.5-0.5B") -> Case:
+def on(*layout, model="Qwen2.5-0.5B"):
     sizes = [f"actor.{one}" for one in layout]
     if not any(one.startswith("tensor_parallel") for one in layout):
         sizes.append("actor.tensor_parallel=1")
@@ -106,7 +102,7 @@ LORA = ("lora.rank=4", "lora.alpha=8")
 MOE = "Qwen3-30B-A3B"
 TRUNCATED = "algorithm.correction.kind=token_truncate"
 RECIPES = [*options("recipe"), *options("experiment")]
-CASES: dict[str, Case] = {
+CASES = {
     **{
         f"{name} {dtype}": Case(name, (*PLAIN, f"model.dtype={dtype}"), layers=4)
         for name in FAMILIES.values()
@@ -157,7 +153,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def write_model(folder: Path, fields: dict[str, Any]) -> None:
+def write_model(folder, fields):
     """A model of a family with random weights."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -169,7 +165,7 @@ def write_model(folder: Path, fields: dict[str, Any]) -> None:
     model.save_pretrained(folder)
 
 
-def settings_of(case: Case, folder: Path, steps: int) -> Config:
+def settings_of(case, folder, steps):
     """The settings of a case, shrunk; its model is written."""
     sizes = (f"algorithm.prompts_per_step={PROMPTS}", f"algorithm.group_size={SAMPLES}")
     words = (*case.words, f"model.path={case.model}", *sizes)
@@ -180,7 +176,7 @@ def settings_of(case: Case, folder: Path, steps: int) -> Config:
     return dataclasses.replace(shrunk.config, algorithm=algorithm)
 
 
-def groups_of(config: Config, step: int, lag: int) -> list[Group]:
+def groups_of(config, step, lag):
     """Random samples of a step, with random rewards."""
     draw = np.random.default_rng(step)
     groups = []
@@ -220,7 +216,7 @@ def groups_of(config: Config, step: int, lag: int) -> list[Group]:
     return groups
 
 
-def run_of(config: Config, step: int) -> Any:
+def run_of(config, step):
     """Fields of a run that checks and batches read."""
     sampling = SimpleNamespace(
         rewards=SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)]),
@@ -229,7 +225,7 @@ def run_of(config: Config, step: int) -> Any:
     return SimpleNamespace(config=config, sampling=sampling)
 
 
-def batch_of(config: Config, step: int, lag: int) -> StepBatch:
+def batch_of(config, step, lag):
     rewards = run_of(config, step).sampling.rewards
     groups, teacher = groups_of(config, step, lag), None
     if config.algorithm.distill_coef:
@@ -239,7 +235,7 @@ def batch_of(config: Config, step: int, lag: int) -> StepBatch:
     return StepBatch.of(config.algorithm, groups, rewards, step - 1, teacher)
 
 
-def plan_of(config: Config, step: int) -> StepPlan:
+def plan_of(config, step):
     plan = plan_step(config, step)
     if plan.correction is not None and plan.correction.kind == "auto":
         correction = dataclasses.replace(plan.correction, kind="token_truncate")
@@ -256,14 +252,7 @@ class Seen:
     moved: list[str]
 
 
-def on_rank(
-    layout: Layout,
-    platform: Platform,
-    config: Config,
-    steps: int,
-    lag: int,
-    plant: Callable[[Any], None] | None = None,
-) -> bytes:
+def on_rank(layout, platform, config, steps, lag, plant=None):
     """Train on this rank; ``plant`` is called with the worker after the first step."""
     run_layout = resolve_layout(config, Device.cpu)
     optimizer, temperature = config.actor.optimizer, config.rollout.temperature
@@ -271,7 +260,7 @@ def on_rank(
     actor = MegatronActor(settings, layout, platform)
     of_values = value_model_settings(config, settings)
     value_model = None if of_values is None else ValueModel(of_values, layout, platform)
-    worker: Any = SimpleNamespace(actor=actor, value_model=value_model)
+    worker = SimpleNamespace(actor=actor, value_model=value_model)
     frozen = has_frozen_weights(config)
     if frozen:
         begin(worker)
@@ -284,7 +273,7 @@ def on_rank(
             actor.forget_steps()
         batch = batch_of(config, step, lag)
         plan = plan_of(config, step)
-        sequences: Any = batch.sequences
+        sequences = batch.sequences
         shard = actor.shard_of(sequences, plan, plan.seed)
         work = RankStep(actor, value_model, shard)
         work.run_passes(plan)
@@ -309,9 +298,9 @@ def on_rank(
     return pickle.dumps(seen)
 
 
-def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
+def judge(config, of_ranks, lag):
     """Findings of the driver's step checks."""
-    checks: list[StepCheck] = [
+    checks = [
         *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts(), SecondGradient()),
         *(ChangedWeights(), OptimizerSteps(), StillWeights()),
     ]
@@ -322,7 +311,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
         session = run_of(config, step)
         session.actor = SimpleNamespace(call=lambda one, found=ranks: [x.moved for x in found])
         batch, monitor = batch_of(config, step, lag), SimpleNamespace(warn=said.append)
-        sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)  # type: ignore[arg-type]
+        sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)
         report = StepResult.join([one.report for one in ranks])
         metrics = {
             "train/kl_coef": config.algorithm.kl_coef,
@@ -331,7 +320,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
             **({} if report.values is None else value_metrics(report.values)),
         }
         changes = [one.changes for one in ranks]
-        updated = AfterUpdate(session, monitor, step, plan, batch, report, changes, metrics)  # type: ignore[arg-type]
+        updated = AfterUpdate(session, monitor, step, plan, batch, report, changes, metrics)
         for check in checks:
             try:
                 check.before_update(sampled)
@@ -341,9 +330,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
     return said
 
 
-def run(
-    pool: RankPool, case: Case, steps: int, plant: Callable[[Any], None] | None = None
-) -> list[str]:
+def run(pool, case, steps, plant=None):
     """Findings of the checks on a case."""
     with tempfile.TemporaryDirectory() as folder:
         config = settings_of(case, Path(folder), steps)
@@ -352,7 +339,7 @@ def run(
         return judge(config, [pickle.loads(one) for one in of_ranks], case.lag)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="all without")
     parser.add_argument("--steps", type=int, default=200)

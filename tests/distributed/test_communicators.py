@@ -1,5 +1,3 @@
-"""Communicators are open, and their links measured, before a rank builds its model."""
-
 from collections import Counter
 from unittest import mock
 

@@ -1,5 +1,3 @@
-"""Sequences that share the rows of their prompt: the same numbers from fewer rows."""
-
 import dataclasses
 
 import pytest

@@ -7,11 +7,8 @@ import contextlib
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +16,6 @@ from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
 from rlmath.engines.requests import Request
-from rlmath.rollout.round import Sampled
 from rlmath.rollout.sampler import Sampler
 from rlmath.training import group_source
 from rlmath.training.group_source import GroupSource
@@ -38,16 +34,16 @@ class Engines:
         spread: Lengths are mostly short for 0, and any for 1.
     """
 
-    def __init__(self, order_seed: int, version: int, spread: float = 0.5) -> None:
+    def __init__(self, order_seed, version, spread=0.5):
         self._draw = random.Random(order_seed)
         self._version, self._spread = version, spread
         self.requests: list[Request] = []
 
-    def length(self, seed: int) -> int:
+    def length(self, seed):
         own = random.Random(seed)
         return own.randint(1, LONGEST if own.random() < self._spread else 4)
 
-    def generate(self, requests: Sequence[Request], more: Any, journal: Any) -> Iterator[Sample]:
+    def generate(self, requests, more, journal):
         queue = list(requests)
         while True:
             queue += more(not queue)
@@ -56,7 +52,7 @@ class Engines:
                 return
             yield self._answer(queue.pop(self._draw.randrange(len(queue))))
 
-    def _answer(self, request: Request) -> Sample:
+    def _answer(self, request):
         self.requests.append(request)
         whole, begun = self.length(request.seed), request.begun_tokens
         end = min(whole, begun + request.new_tokens)
@@ -75,12 +71,12 @@ class Engines:
         )
 
 
-def score(completions: Sequence[str], **_: Any) -> list[float | None]:
+def score(completions, **_):
     """1 for small numbers; a 4 cannot be scored."""
     return [None if text == "4" else float(text in "01") for text in completions]
 
 
-def sampler_of(*overrides: str, problems: int = 10, stream: Any = None, **more: Any) -> Sampler:
+def sampler_of(*overrides, problems=10, stream=None, **more):
     given = [
         "model.path=m",
         "runner.run_dir=r",
@@ -92,16 +88,16 @@ def sampler_of(*overrides: str, problems: int = 10, stream: Any = None, **more: 
     return Sampler(config, stream or ProblemStream(PROBLEMS[:problems]), **more)
 
 
-def through_a_checkpoint(sampler: Sampler, folder: Path) -> dict[str, Any]:
+def through_a_checkpoint(sampler, folder):
     write_driver_state(folder, sampler.state_dict())
     return read_driver_state(folder)
 
 
-def without_engines(state: dict[str, Any]) -> str:
+def without_engines(state):
     return re.sub(r'"engine": \d+', "", json.dumps(state))
 
 
-def anywhere(sampled: Sampled) -> Any:
+def anywhere(sampled):
     """Without what depends on the engine that sampled."""
     return [
         [(replace(one.sample, engine=0), one.reward) for one in group.samples]
@@ -109,15 +105,13 @@ def anywhere(sampled: Sampled) -> Any:
     ], sampled.metrics
 
 
-def sample(
-    sampler: Sampler, step: int, collector: Any, order_seed: int = 0, spread: float = 0.5
-) -> tuple[Sampled, Engines]:
+def sample(sampler, step, collector, order_seed=0, spread=0.5):
     """A step's groups from fake engines that have the weights of the step before."""
     engines = Engines(order_seed, step - 1, spread)
     return sample_from(engines, sampler, step, collector), engines
 
 
-def sample_from(engines: Any, sampler: Sampler, step: int, collector: Any) -> Sampled:
+def sample_from(engines, sampler, step, collector):
     """A step's groups, sampled unless that is done."""
     if not sampler.is_sampled:
         sampler.generate(step, engines, collector)
@@ -127,39 +121,39 @@ def sample_from(engines: Any, sampler: Sampler, step: int, collector: Any) -> Sa
 class FakePool(Engines):
     """A pool of engines whose weights are those of the last sync."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(1, 0)
         self.spec = SimpleNamespace(sleeps=False)
         self.generation = None
         self.has_weights_at_hand = True
         self.fails = False
 
-    def take_weights_away(self) -> None:
+    def take_weights_away(self):
         self.has_weights_at_hand = False
 
-    def sync(self, version: int) -> None:
+    def sync(self, version):
         self._version, self.has_weights_at_hand = version, True
 
-    def sleep(self) -> None: ...
+    def sleep(self): ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {}
 
 
 class FakeRun:
     """The real group source of a sampler, with fakes of ranks, engines and monitor around it."""
 
-    def __init__(self, collector: Any, pool: FakePool, sampler: Sampler, monkeypatch: Any) -> None:
+    def __init__(self, collector, pool, sampler, monkeypatch):
         self.sampler, self.pool = sampler, pool
         self.set_step: list[int] = []
         rewards = SimpleNamespace(
             set_step=lambda step, steps: self.set_step.append(step), metrics=dict
         )
-        run: Any = SimpleNamespace(
+        run = SimpleNamespace(
             config=sampler._config,
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
             actor=SimpleNamespace(begin_load=lambda: None),
         )
-        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monitor = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
         self.source = GroupSource(run, sampler, monitor)

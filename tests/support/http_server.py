@@ -2,10 +2,9 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 Answer = Callable[["Exchange"], None]
 
@@ -15,23 +14,23 @@ class Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.0"
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(self.body)
         self.server.seen_headers.append(dict(self.headers))
         self.do_GET()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         # The caller may have given up, as some tests mean it to.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.server.answer(self)
 
     do_HEAD = do_GET
 
-    def reply(self, value: Any, status: int = 200, headers: Any = None) -> None:
+    def reply(self, value, status=200, headers=None):
         self.raw(json.dumps(value).encode(), status, headers)
 
-    def raw(self, data: bytes, status: int = 200, headers: Any = None) -> None:
+    def raw(self, data, status=200, headers=None):
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -40,7 +39,7 @@ class Exchange(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -54,7 +53,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(answer: Answer, path: str = "/reward") -> Iterator[Any]:
+def serve(answer, path="/reward"):
     """The server, with ``url``, and the ``requests`` and ``seen_headers`` that were posted."""
     server = Server(("127.0.0.1", 0), Exchange)
     server.answer = answer

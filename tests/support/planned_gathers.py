@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlmath.model.families import Entry, Rule, When
-from rlmath.model.parallel import Layout
-from rlmath.model.spec import ModelSpec, padded_vocab_size
+from rlmath.model.families import Rule, When
+from rlmath.model.spec import padded_vocab_size
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
 
 
@@ -33,7 +31,7 @@ class Gather:
     numel: int
 
 
-def planned_gathers(spec: ModelSpec, actor: Layout) -> Iterator[Gather]:
+def planned_gathers(spec, actor):
     """Each byte once; the first rank sends the tensors that all have."""
     chunks = enumerate(actor.stage_chunks(spec.layers))
     stage_of = {layer: pp for pp, found in chunks for chunk in found for layer in chunk}
@@ -55,5 +53,5 @@ def planned_gathers(spec: ModelSpec, actor: Layout) -> Iterator[Gather]:
                 yield Gather(one.hf_name, rank, one.dim, one.hf_start, one.length, numel)
 
 
-def _end_stage(entry: Entry, actor: Layout) -> int:
+def _end_stage(entry, actor):
     return 0 if entry.megatron[0].startswith("embedding.") else actor.pipeline_parallel - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ class FaultyStore(MemoryFileSystem):
     after: ClassVar[list[Hook]]
     puts: ClassVar[list[str]]
 
-    def put_file(self, lpath: str, rpath: str, **options: Any) -> None:
+    def put_file(self, lpath, rpath, **options):
         for hook in self.before:
             hook(rpath)
         super().put_file(lpath, rpath, **options)
@@ -30,14 +30,14 @@ class FaultyStore(MemoryFileSystem):
             hook(rpath)
 
     @classmethod
-    def bytes_of(cls, url: str) -> dict[str, bytes]:
+    def bytes_of(cls, url):
         """All files below a URL."""
         root = cls._strip_protocol(url) + "/"
         files = tuple(cls.store.items())
         return {k.removeprefix(root): v.getvalue() for k, v in files if k.startswith(root)}
 
     @classmethod
-    def damage(cls, path: str, change: Callable[[bytes], bytes | None]) -> None:
+    def damage(cls, path, change):
         """Replace a file's bytes, or delete it where ``change`` returns ``None``."""
         data = change(cls.store[path].getvalue())
         del cls.store[path]
@@ -46,7 +46,7 @@ class FaultyStore(MemoryFileSystem):
 
 
 @contextmanager
-def faulty_store() -> Iterator[type[FaultyStore]]:
+def faulty_store():
     """An empty one, for as long as the block runs."""
     FaultyStore.store, FaultyStore.pseudo_dirs = {}, [""]
     FaultyStore.before, FaultyStore.after, FaultyStore.puts = [], [], []

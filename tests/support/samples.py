@@ -1,22 +1,11 @@
 """Samples and groups that no engine made."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
-def make_sample(
-    problem: str = "p",
-    index: int = 0,
-    tokens: int | Sequence[int] = 1,
-    *,
-    log_probs: Any = 0.0,
-    version: int = 0,
-    **changes: Any,
-) -> Sample:
+def make_sample(problem="p", index=0, tokens=1, *, log_probs=0.0, version=0, **changes):
     """A finished sample of one version of the weights.
 
     Args:
@@ -37,9 +26,7 @@ def make_sample(
     return Sample(problem, index, ids, values, **fields)
 
 
-def make_group(
-    samples: Sequence[Sample], rewards: Sequence[float | None], prompt: Sequence[int] = (1, 2)
-) -> Group:
+def make_group(samples, rewards, prompt=(1, 2)):
     graded = (
         GradedSample(one, reward, None, "ungraded")
         for one, reward in zip(samples, rewards, strict=True)

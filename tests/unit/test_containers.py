@@ -1,5 +1,3 @@
-"""Image and manifests: what NCCL needs between nodes is there, and variants do not drift apart."""
-
 import copy
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ settings and files, on a machine that is described to the checks; where another 
 is named. A command that no rule knows fails, and so does a rule that no command needs.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -49,12 +47,12 @@ How = Callable[[Command, pytest.MonkeyPatch], None]
 # -- ways of running a command ------------------------------------------------------------------
 
 
-def run(command: Command, patch: pytest.MonkeyPatch) -> None:
+def run(command, patch):
     """To its end, in this process."""
     assert main(command.words[1:]) == 0
 
 
-def run_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
+def run_in_shell(command, patch):
     """To its end, by a shell, word for word."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
@@ -64,7 +62,7 @@ def run_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def run_doctor(command: Command, patch: pytest.MonkeyPatch) -> None:
+def run_doctor(command, patch):
     """It has a line for everything, and finds nothing wrong with the settings, if there are any."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         main([word for word in command.words[1:] if not word.startswith("model.path=")])
@@ -73,14 +71,14 @@ def run_doctor(command: Command, patch: pytest.MonkeyPatch) -> None:
     assert {"ok Python", "ok packages"} | settings <= set(lines)
 
 
-def plan_and_write(command: Command, patch: pytest.MonkeyPatch) -> None:
+def plan_and_write(command, patch):
     """A plan that becomes an experiment, which may be there from the next rule."""
     experiment_of(command).unlink(missing_ok=True)
     run(command, patch)
     assert experiment_of(command).is_file()
 
 
-def check_planned(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_planned(command, patch):
     """``--check``, on a login node, of an experiment that a plan of the docs writes."""
     (name,) = [word[11:] for word in command.words if word.startswith("experiment=")]
     (plan,) = [one for one in COMMANDS if f"--write {name} " in one.text]
@@ -89,13 +87,13 @@ def check_planned(command: Command, patch: pytest.MonkeyPatch) -> None:
     check_settings_on_cpu(command, patch)
 
 
-def experiment_of(plan: Command) -> Path:
+def experiment_of(plan):
     words = plan.words
     name, folder = (words[words.index(one) + 1] for one in ("--write", "--config-dir"))
     return Path(folder) / "experiment" / f"{name}.yaml"
 
 
-def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
+def publish_card(command, patch):
     """The run of the card has ended."""
     folder = Path(command.words[2])
     save(
@@ -111,14 +109,14 @@ def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
 # -- ways of checking one -----------------------------------------------------------------------
 
 
-def check_drill(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_drill(command, patch):
     """Its settings, shrunk, and the names of its faults."""
     words = command.words[1:]
     assert main([*words, "--check"]) == 0
     has_test("tests/e2e/test_drill.py", words[1])(command, patch)
 
 
-def check_settings(command: Command, patch: pytest.MonkeyPatch, machine: Machine = NODE) -> None:
+def check_settings(command, patch, machine=NODE):
     """``--check`` on a node of 8 GPUs: composition, every check, the files. It would take GPUs."""
     patch.setattr(Machine, "here", lambda: machine)
     words = command.words[1:]
@@ -129,7 +127,7 @@ def check_settings(command: Command, patch: pytest.MonkeyPatch, machine: Machine
 check_settings_on_cpu = functools.partial(check_settings, machine=CPU)
 
 
-def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_cluster(command, patch):
     """A script for 16 nodes is there, and what it gives to ``rlmath train`` passes the checks."""
     program, *words = command.words
     script = words.pop(0) if program == "bash" else program
@@ -158,7 +156,7 @@ def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
     assert main(["train", f"experiment={experiment}", *of_cluster, *settings, "--check"]) == 0
 
 
-def check_kubernetes(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_kubernetes(command, patch):
     """The manifest's entry point, with the volume in the place where this test has its files."""
     manifest = yaml.safe_load(Path(command.words[-1]).read_text())
     words = manifest["spec"]["entrypoint"].replace("/shared/", "").split()
@@ -169,7 +167,7 @@ def check_kubernetes(command: Command, patch: pytest.MonkeyPatch) -> None:
     assert main([*words, "--check"]) == 0
 
 
-def check_quickstart(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_quickstart(command, patch):
     """Its settings. Setting up and training take minutes."""
     patch.setattr(Machine, "here", lambda: CPU)
     words = command.words[2:]
@@ -178,7 +176,7 @@ def check_quickstart(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_test("tests/e2e/test_quickstart.py")(command, patch)
 
 
-def check_sources(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_sources(command, patch):
     """Data sets that are known; a network would have to be there. With ``--from`` another test runs
     it on rows of each."""
     words = command.words[2:]
@@ -188,26 +186,26 @@ def check_sources(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_options(command, patch)
 
 
-def write_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
+def write_in_shell(command, patch):
     """The file that it writes is there only for the commands after it."""
     Path(command.words[command.words.index("--to") + 1]).unlink(missing_ok=True)
     run_in_shell(command, patch)
 
 
-def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_filter(command, patch):
     """Its settings are those of an evaluation of the file; a model would have to run."""
     check_sample(command, patch)
     has_options(command, patch)
 
 
-def check_sample(command: Command, patch: pytest.MonkeyPatch) -> None:
+def check_sample(command, patch):
     """Likewise; tests/e2e/test_sample_run.py runs one."""
     settings = [word for word in command.words if re.match(r"[a-z_.]+=", word)]
     file = command.words[2]
     check(load([*settings, f"data.eval_paths=[{file}]"]), "evaluate", NODE)
 
 
-def has_options(command: Command, patch: pytest.MonkeyPatch) -> None:
+def has_options(command, patch):
     """The script explains itself and knows the options that are given."""
     words = command.words
     if "-m" in words:
@@ -221,7 +219,7 @@ def has_options(command: Command, patch: pytest.MonkeyPatch) -> None:
 
 
 @functools.cache
-def help_of(script: str) -> str:
+def help_of(script):
     done = subprocess.run(
         [sys.executable, script, "--help"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -233,7 +231,7 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
-def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
+def parses_selfcheck(command, patch):
     """Its options are known. The checks take minutes; another test runs them."""
     parser = argparse.ArgumentParser()
     selfcheck.add_arguments(parser)
@@ -242,7 +240,7 @@ def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_test("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
 
 
-def parses_grade(command: Command, patch: pytest.MonkeyPatch) -> None:
+def parses_grade(command, patch):
     """Its options are known; another test grades files with them."""
     parser = argparse.ArgumentParser()
     grade_command.add_arguments(parser)
@@ -250,17 +248,17 @@ def parses_grade(command: Command, patch: pytest.MonkeyPatch) -> None:
     has_test("tests/unit/grading/test_grading_command.py", '"grade"')(command, patch)
 
 
-def names_tests(command: Command, patch: pytest.MonkeyPatch) -> None:
+def names_tests(command, patch):
     """It would run these tests from within themselves."""
     assert (ROOT / "launchers" / "test.sh").is_file()
     for word in command.words[2:]:
         assert not word.startswith("tests/") or (ROOT / word).exists()
 
 
-def has_test(path: str, word: str | None = None) -> How:
+def has_test(path, word=None):
     """Another test, or a script that runs with the tests, runs it."""
 
-    def has_it(command: Command, patch: pytest.MonkeyPatch) -> None:
+    def has_it(command, patch):
         words = command.words
         wanted = word or next(Path(one).stem for one in words if one.endswith((".py", ".sh")))
         assert wanted in (ROOT / path).read_text(encoding="utf-8")
@@ -268,17 +266,17 @@ def has_test(path: str, word: str | None = None) -> How:
     return has_it
 
 
-def elsewhere(why: str) -> How:
+def elsewhere(why):
     """It is no program of ours and needs what is not here: ``why``."""
 
-    def nothing(command: Command, patch: pytest.MonkeyPatch) -> None:
+    def nothing(command, patch):
         assert why
 
     return nothing
 
 
 # The first rule whose pattern matches the beginning of a command says what happens to it.
-RULES: list[tuple[str, How]] = [
+RULES = [
     (r"rlmath plan .* --write ", plan_and_write),
     (r"rlmath plan ", run),
     (r"rlmath doctor", run_doctor),
@@ -359,32 +357,30 @@ RULES: list[tuple[str, How]] = [
 ]
 
 
-def rule_of(command: Command) -> int:
+def rule_of(command):
     found = (at for at, (begin, _) in enumerate(RULES) if re.match(begin, command.text))
     return next(found, -1)
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory):
     return make_clone(tmp_path_factory.mktemp("docs"))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_documented_command_works(
-    command: Command, clone: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documented_command_works(command, clone, monkeypatch):
     at = rule_of(command)
     assert at >= 0, f"no rule says how {command.text!r} is tested; add one"
     monkeypatch.chdir(clone)
     RULES[at][1](command, monkeypatch)
 
 
-def test_every_rule_is_needed() -> None:
+def test_every_rule_is_needed():
     used = {rule_of(command) for command in COMMANDS}
     assert [RULES[at][0] for at in range(len(RULES)) if at not in used] == []
 
 
-def test_commands_without_arguments_exist() -> None:
+def test_commands_without_arguments_exist():
     """``rlmath sft`` in the text."""
     for page in {command.page for command in COMMANDS}:
         folder = ROOT if (ROOT / page).exists() else ROOT / "docs"

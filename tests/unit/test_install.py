@@ -1,5 +1,3 @@
-"""launchers/install.py: pip's settings reach uv, pip installs where uv cannot, what is compiled."""
-
 import importlib.util
 import subprocess
 import sys

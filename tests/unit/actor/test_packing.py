@@ -1,5 +1,3 @@
-"""Rows of sequences: shares of context ranks, complete FP8 blocks, shared prompts."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Values in float32, also of a model in 16 bits."""
-
 from types import SimpleNamespace
 
 import pytest

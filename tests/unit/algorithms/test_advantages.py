@@ -1,5 +1,3 @@
-"""Advantages: hand-worked cases, straightforward implementations, and what always holds."""
-
 import itertools
 import math
 

@@ -1,5 +1,3 @@
-"""KL estimators, early stop, the value loss and aggregations."""
-
 import math
 
 import plain_algorithms as plain

@@ -1,5 +1,3 @@
-"""Losses against their formulas, and at ratios that are far from 1."""
-
 import dataclasses
 import itertools
 import math

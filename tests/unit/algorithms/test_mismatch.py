@@ -1,5 +1,3 @@
-"""Differences between engine and actor log-probs, and their causes."""
-
 import math
 
 import pytest

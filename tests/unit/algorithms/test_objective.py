@@ -1,5 +1,3 @@
-"""The objective: its terms, its measurements, and that no way of cutting the batch changes it."""
-
 import dataclasses
 
 import pytest

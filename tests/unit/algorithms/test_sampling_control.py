@@ -1,5 +1,3 @@
-"""Filters, dynamic sampling, curriculum, and control of the entropy."""
-
 import json
 import math
 import random

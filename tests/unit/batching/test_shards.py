@@ -1,5 +1,3 @@
-"""Shards: each sequence once, weights of the whole minibatch, and 8 bytes a token on the way."""
-
 import dataclasses
 import pickle
 

@@ -1,5 +1,3 @@
-"""The store: complete or absent, whatever happens in between."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""``actor.fp8``: what is refused, by name, before anything starts."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Settings that multi-head latent attention refuses."""
-
 import dataclasses
 
 import pytest

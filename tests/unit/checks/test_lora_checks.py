@@ -1,5 +1,3 @@
-"""``actor.lora``: what is refused, by name, before anything starts."""
-
 import dataclasses
 import json
 

@@ -1,5 +1,3 @@
-"""A command refuses to write over what it reads."""
-
 import dataclasses
 from pathlib import Path
 

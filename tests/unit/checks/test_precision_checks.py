@@ -1,5 +1,3 @@
-"""Layers and batch-invariant kernels: what a machine, a layout and a model allow."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""``runner.profile``: what is refused before a run starts."""
-
 import dataclasses
 import stat
 

@@ -1,5 +1,3 @@
-"""Prompts of problems where the settings leave their style open, and the message about it."""
-
 import datetime
 import json
 

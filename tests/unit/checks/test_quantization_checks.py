@@ -1,5 +1,3 @@
-"""``rollout.quantization``: what is refused, by name, before anything starts."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Each recipe passes every check and shows its arithmetic."""
-
 import pytest
 from config_cases import CPU_MACHINE
 

@@ -1,5 +1,3 @@
-"""An incomplete weight file is found before anything loads it."""
-
 import json
 
 import pytest

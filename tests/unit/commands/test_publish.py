@@ -1,5 +1,3 @@
-"""The model card of a run, and what publishing says when it cannot."""
-
 import json
 
 import pytest

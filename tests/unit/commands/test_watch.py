@@ -1,5 +1,3 @@
-"""``rlmath watch``: what a run writes is shown as it comes."""
-
 from rlmath.cli import main
 from rlmath.commands.watch import POLL_S, in_progress, lines_after
 from rlmath.config.load import load, save

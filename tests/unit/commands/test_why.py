@@ -1,5 +1,3 @@
-"""``rlmath why`` shows what a run recorded of a sample."""
-
 import json
 import re
 

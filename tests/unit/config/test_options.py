@@ -1,5 +1,3 @@
-"""Options of losses and estimators: declared beside them, given in the settings, and documented."""
-
 from __future__ import annotations
 
 import re

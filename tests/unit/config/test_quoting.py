@@ -1,5 +1,3 @@
-"""Paths as overrides."""
-
 from pathlib import Path
 from types import MappingProxyType
 

@@ -1,5 +1,3 @@
-"""Files in shares, and data sets in the hub's form."""
-
 import json
 from collections import Counter
 

@@ -1,5 +1,3 @@
-"""Prompts that hold their answers."""
-
 import random
 
 import pytest

@@ -1,5 +1,3 @@
-"""The network interface that gloo uses."""
-
 import os
 from types import SimpleNamespace
 

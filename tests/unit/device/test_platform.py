@@ -1,5 +1,3 @@
-"""Properties of a platform."""
-
 import pytest
 
 from rlmath import device

@@ -1,5 +1,3 @@
-"""Environment variables of the ranks' processes at their start."""
-
 import os
 import subprocess
 import sys

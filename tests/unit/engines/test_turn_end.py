@@ -1,5 +1,3 @@
-"""The token that ends a turn."""
-
 import pytest
 
 from rlmath.engines.turn_end import TurnEnd

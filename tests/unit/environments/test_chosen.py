@@ -1,5 +1,3 @@
-"""The tools that the settings name."""
-
 import pytest
 
 from rlmath.checks.pairs import unused_problems

@@ -1,5 +1,3 @@
-"""Functions of users as tools, as TRL takes them."""
-
 import asyncio
 import threading
 import time

@@ -1,5 +1,3 @@
-"""A benchmark of a user's file: its rows and how it is sampled."""
-
 import pytest
 from omegaconf import OmegaConf
 

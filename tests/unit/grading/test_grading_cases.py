@@ -1,5 +1,3 @@
-"""Grading of the case files and of real answers."""
-
 import json
 from pathlib import Path
 

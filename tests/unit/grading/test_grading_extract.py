@@ -1,5 +1,3 @@
-"""Extraction: levels of fallback, and time linear in the text."""
-
 import signal
 
 import pytest

@@ -1,5 +1,3 @@
-"""The grader's interface: batches, lists of golds, counts, cache, streaming, golds, audits."""
-
 import dataclasses
 import json
 import time

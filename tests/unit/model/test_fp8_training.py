@@ -1,5 +1,3 @@
-"""FP8 in engines and in training."""
-
 import dataclasses
 import math
 

@@ -1,5 +1,3 @@
-"""The metrics of a running run, as Prometheus and the Grafana dashboard read them."""
-
 import json
 import math
 import re

@@ -1,14 +1,11 @@
 """A user's file or package is imported once, by value elsewhere, and named when it cannot be."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +48,7 @@ def plain(inputs, options):
 
 
 @pytest.fixture
-def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_plugins(monkeypatch):
     for name in ("_imported", "_everywhere", "_failed"):
         monkeypatch.setattr(loading, name, {})
     for kind in KINDS:
@@ -60,19 +57,19 @@ def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def file(tmp_path: Path, own_plugins: None) -> Path:
+def file(tmp_path, own_plugins):
     path = tmp_path / "my loss.py"
     path.write_text(LOSS.replace("FACTOR", "2.0"))
     return path
 
 
-def refusal(*overrides: str) -> str:
+def refusal(*overrides):
     with pytest.raises(ConfigError) as caught:
         load([*GIVEN, *overrides])
     return str(caught.value)
 
 
-def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
+def test_a_loss_of_a_file_by_name_and_directly(file):
     for chosen in (
         [f"plugins=[{file}]", "algorithm.loss=mine_of_test"],
         [f"algorithm.loss={file}:mine"],
@@ -87,7 +84,7 @@ def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
         assert "it has scale" in refusal(*chosen, "algorithm.loss_options.skale=1")
 
 
-def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugins: None) -> None:
+def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugins):
     config = load(
         [
             *GIVEN,
@@ -116,7 +113,7 @@ def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugi
     assert "has no options" in refusal("algorithm.kl_options.limit=1")
 
 
-def test_another_process_imports_it_by_value(file: Path) -> None:
+def test_another_process_imports_it_by_value(file):
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
     objective = plan_step(config, 1).objective
     hook = loading.setup_hook()
@@ -143,7 +140,7 @@ def test_another_process_imports_it_by_value(file: Path) -> None:
 
 
 @pytest.mark.parametrize("starts", ["import_from_environment()", "register()"])
-def test_a_process_without_ray_imports_from_its_environment(file: Path, starts: str) -> None:
+def test_a_process_without_ray_imports_from_its_environment(file, starts):
     """vLLM's spawned workers call ``register`` before anything else."""
     load([*GIVEN, f"plugins=[{file}]"])
     variables = loading.environment()
@@ -165,7 +162,7 @@ def test_a_process_without_ray_imports_from_its_environment(file: Path, starts: 
     assert done.stdout.splitlines()[-1] == "mine ()"
 
 
-def test_files_that_do_not_fit_an_environment_are_refused(file: Path) -> None:
+def test_files_that_do_not_fit_an_environment_are_refused(file):
     noise = "".join(random.Random(0).choices("0123456789abcdef", k=400_000))
     file.write_text(file.read_text() + f"NOISE = '{noise}'\n")
     loading.use(str(file))
@@ -173,7 +170,7 @@ def test_files_that_do_not_fit_an_environment_are_refused(file: Path) -> None:
         loading.environment()
 
 
-def test_unimportable_plugins_are_named(file: Path, tmp_path: Path) -> None:
+def test_unimportable_plugins_are_named(file, tmp_path):
     missing = refusal(f"plugins=[{tmp_path}/gone.py,no_such_package_of_mine]")
     assert "gone.py: no such file" in missing and "no module 'no_such_package_of_mine'" in missing
     broken = tmp_path / "broken.py"
@@ -190,7 +187,7 @@ def test_unimportable_plugins_are_named(file: Path, tmp_path: Path) -> None:
     assert LOSSES.get("ppo_clip").__module__ == "rlmath.algorithms.losses.ppo_clip"
 
 
-def test_a_process_that_lacks_it_says_so_when_it_is_asked_for(file: Path) -> None:
+def test_a_process_that_lacks_it_says_so_when_it_is_asked_for(file):
     gone = loading.Source("gone_package_of_mine", "gone_package_of_mine")
     loading.receive((gone,))
     (message,) = loading.imported_plugins().failed
@@ -199,13 +196,13 @@ def test_a_process_that_lacks_it_says_so_when_it_is_asked_for(file: Path) -> Non
         LOSSES.get("gone_package_of_mine:loss")
 
 
-def test_a_changed_file_is_imported_again_by_the_next_run_only(file: Path) -> None:
+def test_a_changed_file_is_imported_again_by_the_next_run_only(file):
     name = f"{file}:mine"
     config = load([*GIVEN, f"algorithm.loss={name}"])
     file.write_text(LOSS.replace("FACTOR", "4.0"))
-    assert LOSSES.options(name)().scale == 2.0  # type: ignore[attr-defined]
+    assert LOSSES.options(name)().scale == 2.0
     now = load([*GIVEN, f"algorithm.loss={name}", "algorithm.loss_options.scale=2"])
-    assert LOSSES.options(name)().scale == 4.0  # type: ignore[attr-defined]
+    assert LOSSES.options(name)().scale == 4.0
     (old,), (new,) = config.plugin_hashes.values(), now.plugin_hashes.values()
     assert old != new
     # Settings of the run before name the file and the hash that is not there.
@@ -216,9 +213,7 @@ def test_a_changed_file_is_imported_again_by_the_next_run_only(file: Path) -> No
     assert str(change) == f"plugin_hashes.{file}: {old} -> {new}"
 
 
-def test_hashes_of_a_package_are_of_its_files(
-    tmp_path: Path, own_plugins: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_of_a_package_are_of_its_files(tmp_path, own_plugins, monkeypatch):
     package = tmp_path / "package_of_mine"
     (package / "inner").mkdir(parents=True)
     for name in ("__init__.py", "losses.py", "inner/__init__.py"):
@@ -237,7 +232,7 @@ def test_hashes_of_a_package_are_of_its_files(
         with_values(to_plain(config), [])
 
 
-def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
+def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path):
     reward = tmp_path / "reward_of_mine.py"
     reward.write_text("raise RuntimeError('only the driver runs it')\n")
     for name in (str(reward), f"{reward}:f"):
@@ -245,9 +240,7 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
         assert config.plugin_hashes == hashes(str(reward))
 
 
-def test_sources_of_providers_that_run_code_are_guarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_of_providers_that_run_code_are_guarded(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for module, key in (
         ("provider_of_rewards", "reward.items=[{name: code, params: {provider: '%s:Mine'}}]"),
@@ -262,9 +255,7 @@ def test_sources_of_providers_that_run_code_are_guarded(
             with_values(to_plain(config), [])
 
 
-def test_source_of_an_environments_agent_is_guarded(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_of_an_environments_agent_is_guarded(file, monkeypatch):
     # It registers while it is imported.
     monkeypatch.delitem(sys.modules, "rlmath.environments.adapters.openrlhf", raising=False)
     adapter = "rollout.environment=rlmath.environments.adapters.openrlhf:OpenRLHFAgent"

@@ -1,5 +1,3 @@
-"""The reward of an environment is one of the run's rewards."""
-
 from dataclasses import replace
 
 from rlmath.rewards import get_reward

@@ -1,5 +1,3 @@
-"""The rewards that look at the final answer, with the real grader behind them."""
-
 import pytest
 
 from rlmath.grading import MathGrader

@@ -1,5 +1,3 @@
-"""The weighted mix: totals, None, scopes, threads and figures."""
-
 import signal
 import statistics
 import textwrap

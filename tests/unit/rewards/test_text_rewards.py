@@ -1,5 +1,3 @@
-"""Rewards of texts and conversations."""
-
 import json
 import math
 import textwrap

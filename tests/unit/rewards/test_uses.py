@@ -1,5 +1,3 @@
-"""Rewards of other frameworks, and where rewards are used."""
-
 import asyncio
 import textwrap
 import threading

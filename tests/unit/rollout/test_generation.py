@@ -1,5 +1,3 @@
-"""Assignment of samples to engines: fakes under a virtual clock, of ``benchmarks``."""
-
 import random
 from collections import Counter, defaultdict
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Lengths that a benchmark imposes."""
-
 from dataclasses import replace
 
 import numpy as np

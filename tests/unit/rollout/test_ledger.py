@@ -1,5 +1,3 @@
-"""Ledgers that are not as the checkpoint left them, and how old trained tokens are."""
-
 import json
 import os
 import tracemalloc

@@ -1,5 +1,3 @@
-"""Toolkits that make problem files and models."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Checkpoint of a run that is cut short, and how long a save may take."""
-
 import os
 import signal
 import sys

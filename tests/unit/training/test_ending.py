@@ -1,5 +1,3 @@
-"""Output of a run that ends or is interrupted: a summary in the terminal, curves."""
-
 import dataclasses
 import json
 import shlex

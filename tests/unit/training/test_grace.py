@@ -1,5 +1,3 @@
-"""SIGTERM in an update and outside of one, with real signals."""
-
 import os
 import signal
 import sys

@@ -1,5 +1,3 @@
-"""Batches that a run keeps, and samples that it traces."""
-
 import dataclasses
 import errno
 import os

@@ -1,5 +1,3 @@
-"""Components of a run: how they start, from which model, and how they come back."""
-
 import contextlib
 import json
 from concurrent.futures import Future

@@ -1,5 +1,3 @@
-"""Steps that are profiled, and that a profile outlives no failure and causes none."""
-
 import shlex
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""Plans of steps, and controllers that change them."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Files of a node: arrays, caches and locks."""
-
 import errno
 import fcntl
 import io

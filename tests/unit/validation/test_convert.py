@@ -1,5 +1,3 @@
-"""Finding the model of a checkpoint and of its run."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Values noted by engines' hooks, and their comparison with the actor's."""
-
 from types import SimpleNamespace
 
 import pytest

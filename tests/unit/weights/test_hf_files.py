@@ -1,5 +1,3 @@
-"""Model folders in Hugging Face's format: written, read and checked."""
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Gathers: each element once; ``rlmath plan weights``: buckets, and errors that show why."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""From tensors to engines: buckets, segments, rows that are counted, transports and shared GPUs."""
-
 import dataclasses
 import functools
 import os

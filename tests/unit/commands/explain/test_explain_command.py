@@ -1,5 +1,3 @@
-"""``rlmath explain`` on a run's files."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""``rlmath import``: public configurations, what of a file is read, and the page of the tables."""
-
 import ast
 import json
 import textwrap

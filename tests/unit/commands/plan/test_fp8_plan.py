@@ -1,5 +1,3 @@
-"""``actor.fp8`` in ``rlmath plan layout``: its bytes, its time, and what it refuses."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Memory of multi-head latent attention, against counts by hand of DeepSeek-V3."""
-
 import json
 import math
 

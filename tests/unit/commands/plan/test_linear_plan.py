@@ -1,5 +1,3 @@
-"""Plans of models with linear attention, by their published sizes."""
-
 import dataclasses
 
 import pytest

@@ -1,5 +1,3 @@
-"""Settings that a replay takes, and those that it refuses by name."""
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

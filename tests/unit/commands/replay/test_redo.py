@@ -1,5 +1,3 @@
-"""Steps that the same ranks redo."""
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,3 @@
-"""Two runs on one page: what differs, and who solves what."""
-
 import pytest
 
 from rlmath.cli import main

@@ -1,5 +1,3 @@
-"""Samples on a page, and the figures over all of them."""
-
 from rlmath.commands.report.sample_sets import MAX_COLUMNS, MAX_PROBLEMS, heat_map, read_samples_of
 from rlmath.monitor.run_folder import RunFolder
 

@@ -1,8 +1,4 @@
-"""Groups that the filter drops, and a stream that does not advance."""
-
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +9,7 @@ from rlmath.types import GradedSample, Group, Problem
 from tests.support.samples import make_sample
 
 
-def group(name: str, rewards: tuple[float | None, ...]) -> Group:
+def group(name, rewards):
     samples = []
     for index, reward in enumerate(rewards):
         right = None if reward is None else reward > 0
@@ -22,7 +18,7 @@ def group(name: str, rewards: tuple[float | None, ...]) -> Group:
     return Group(Problem(name, "", (1,), ("1",)), tuple(samples))
 
 
-def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them() -> None:
+def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them():
     mixed, equal = group("a", (1.0, 0.5)), group("b", (1.0, 1.0, None))
     assert equal_groups("all", [equal]) == [] == equal_groups("variance", [mixed])
     assert (
@@ -32,17 +28,17 @@ def test_groups_of_equal_rewards_are_named_where_the_filter_drops_them() -> None
     assert "equal grades (such as those of problem a)" in equal_groups("accuracy", [mixed])[0]
 
 
-def step(check: ChosenGroups, number: int, groups: Sequence[Group], *settings: str) -> None:
+def step(check, number, groups, *settings):
     run = SimpleNamespace(config=load(["experiment=quickstart", *settings]))
-    now: Any = SimpleNamespace(run=run, monitor=None, step=number, finished=groups, groups=groups)
+    now = SimpleNamespace(run=run, monitor=None, step=number, finished=groups, groups=groups)
     check.before_update(now)
 
 
-def groups_of(names: Sequence[str]) -> Sequence[Group]:
+def groups_of(names):
     return [group(name, (0.0, 1.0)) for name in names]
 
 
-def test_problems_of_the_last_step_in_its_order_are_named() -> None:
+def test_problems_of_the_last_step_in_its_order_are_named():
     names, check = "abcdefghijklmnop", ChosenGroups()
     step(check, 1, groups_of(names))
     step(check, 2, groups_of("ba" + names[2:]))
@@ -53,7 +49,7 @@ def test_problems_of_the_last_step_in_its_order_are_named() -> None:
         step(check, number, groups_of(names), "data.shuffle=false")
 
 
-def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
+def test_few_problems_may_come_in_one_order_twice_by_chance():
     check = ChosenGroups()
     for number in (1, 2):
         step(check, number, groups_of("abcdefgh"))
@@ -64,14 +60,14 @@ def test_few_problems_may_come_in_one_order_twice_by_chance() -> None:
 @pytest.mark.parametrize(
     "names", ["aaaaaaaa", "abababab", "a", "", [f"{one}.jsonl:1" for one in "abcdefgh"]]
 )
-def test_data_that_has_one_order_may_come_in_it(names: Sequence[str]) -> None:
+def test_data_that_has_one_order_may_come_in_it(names):
     """Fewer problems than a step has, and files of one problem each, mixed in shares."""
     check = ChosenGroups()
     for number in range(1, 5):
         step(check, number, groups_of(names))
 
 
-def test_groups_from_before_a_resume_may_have_passed_another_filter() -> None:
+def test_groups_from_before_a_resume_may_have_passed_another_filter():
     groups, keep = [group("a", (1.0, 1.0))], "algorithm.filter.keep=variance"
     step(ChosenGroups(), 5, groups, keep)
     with pytest.raises(InvariantError, match="equal rewards"):

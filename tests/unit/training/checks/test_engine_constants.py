@@ -1,5 +1,3 @@
-"""Numbers that an engine reads otherwise than the actor."""
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Identical samples of a problem: by chance, and beyond it."""
-
 import itertools
 import math
 import warnings

@@ -1,5 +1,3 @@
-"""Growth of what stays on a GPU ends a run."""
-
 import pytest
 
 from rlmath.device import CPU

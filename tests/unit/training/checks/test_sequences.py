@@ -1,5 +1,3 @@
-"""Reports of ranks on their sequences, right and wrong."""
-
 import dataclasses
 import weakref
 

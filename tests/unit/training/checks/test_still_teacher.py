@@ -1,5 +1,3 @@
-"""A teacher that stays, and one that changes."""
-
 from concurrent.futures import Future
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Frozen weights that move, and copies that differ."""
-
 import torch
 
 from rlmath.actor.frozen_weights import FrozenWeights

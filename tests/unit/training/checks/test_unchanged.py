@@ -1,5 +1,3 @@
-"""Parts of the weights that an update has to change."""
-
 import pytest
 
 from rlmath.config.load import load

@@ -1,5 +1,3 @@
-"""The driver's sums of weights, against the weights that the ranks are assigned."""
-
 import dataclasses
 from types import SimpleNamespace
 
