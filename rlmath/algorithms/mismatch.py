@@ -165,10 +165,7 @@ def measure(
 
 
 def measure_by_lag(
-    trainer_log_probs: Tensor,
-    engine_log_probs: Tensor,
-    lags: Tensor,
-    mask: Tensor | None = None,
+    trainer_log_probs: Tensor, engine_log_probs: Tensor, lags: Tensor, mask: Tensor | None = None
 ) -> dict[int, Mismatch]:
     """``measure`` separately for the tokens of each lag.
 

@@ -125,10 +125,7 @@ def _runs(micro_batches: Sequence[MicroBatch], budget: int) -> list[Sequence[Mic
 
 
 def _check(
-    lengths: Sequence[int],
-    data_parallel: int,
-    max_tokens_per_microbatch: int,
-    multiple_of: int,
+    lengths: Sequence[int], data_parallel: int, max_tokens_per_microbatch: int, multiple_of: int
 ) -> None:
     for name, value in (
         ("data_parallel", data_parallel),

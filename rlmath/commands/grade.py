@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--verifier-option", action="append", default=[], metavar="KEY=VALUE",
-        help="an option of the verifier",
+        help="an option of the verifier"
     )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the verdicts to this .jsonl, not to stdout")
     parser.add_argument(

@@ -58,8 +58,7 @@ class DataConfig:
         "template asks for it.",
     )
     template_options: dict[str, Any] = setting(
-        dict,
-        "Further variables of the chat template, such as {enable_thinking: false}.",
+        dict, "Further variables of the chat template, such as {enable_thinking: false}."
     )
     system_prompt: str | None = setting(
         None, "System message of every prompt; requires apply_chat_template."

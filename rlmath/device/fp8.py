@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlmath.errors import UserError
-from rlmath.model.fp8_training import (
-    BLOCKWISE_CUDA,
-    Fp8Training,
-    capability_problem,
-)
+from rlmath.model.fp8_training import BLOCKWISE_CUDA, Fp8Training, capability_problem
 
 
 def require_fp8(fp8: Fp8Training) -> None:

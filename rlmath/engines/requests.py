@@ -14,10 +14,7 @@ from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import RolloutConfig
 from rlmath.engines.patches.cpu_routes import ROUTES_VARIABLE
 from rlmath.engines.patches.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
-from rlmath.engines.patches.register import (
-    ENGINE_VARIABLE,
-    adapter_backend,
-)
+from rlmath.engines.patches.register import ENGINE_VARIABLE, adapter_backend
 from rlmath.engines.profiling import EngineProfile
 from rlmath.engines.routes import RouteSpec
 from rlmath.engines.transport import transport_named

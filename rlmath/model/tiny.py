@@ -88,9 +88,7 @@ def make_tiny_model(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
     if config.tie_word_embeddings:
         del weights["lm_head.weight"]
     generation = GenerationConfig(
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

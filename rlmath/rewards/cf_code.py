@@ -24,13 +24,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlmath.rewards.base import Range, RewardSettingError, Value, Values, column, rows_of
-from rlmath.rewards.program_tests import (
-    CodeReward,
-    as_text,
-    extract_code,
-    limits,
-    same_output,
-)
+from rlmath.rewards.program_tests import CodeReward, as_text, extract_code, limits, same_output
 from rlmath.rewards.sandbox import Execution, Program, ProviderError
 
 MODES = ("pass_fail", "partial", "weighted_sum")

@@ -25,13 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.rewards.base import Value, Values, column, rows_of
-from rlmath.rewards.program_tests import (
-    CodeReward,
-    as_text,
-    extract_code,
-    limits,
-    same_output,
-)
+from rlmath.rewards.program_tests import CodeReward, as_text, extract_code, limits, same_output
 from rlmath.rewards.sandbox import Limits, Program, ProviderError
 from rlmath.rewards.sandbox.piston import PistonProvider
 

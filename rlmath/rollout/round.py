@@ -39,10 +39,7 @@ class Round:
 
     @classmethod
     def from_state(
-        cls,
-        state: Mapping[str, Any],
-        kept: Mapping[int, Group],
-        problem: Callable[[str], Problem],
+        cls, state: Mapping[str, Any], kept: Mapping[int, Group], problem: Callable[[str], Problem]
     ) -> Round:
         """Inverse of :meth:`to_state`. ``kept``: as in :meth:`to_state`. ``problem``: returns a
         problem by its id."""

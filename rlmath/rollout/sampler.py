@@ -396,10 +396,7 @@ class Sampler:
     def _with_penalty(self, group: Group) -> Group:
         algorithm = self._config.algorithm
         return apply_truncation_penalty(
-            group,
-            algorithm.truncated,
-            algorithm.truncated_penalty,
-            algorithm.truncated_factor,
+            group, algorithm.truncated, algorithm.truncated_penalty, algorithm.truncated_factor
         )
 
     def _check_lag(self, step: int, trained: Sequence[int]) -> None:

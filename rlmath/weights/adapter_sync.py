@@ -45,13 +45,7 @@ class AdapterSource:
             return (values.float() * lora.scale).to(values.dtype)
 
         self.gatherer = BucketGatherer(
-            model_chunks,
-            spec,
-            parallel,
-            bucket_size_mib,
-            read=read,
-            merge=scale,
-            adapters=lora,
+            model_chunks, spec, parallel, bucket_size_mib, read=read, merge=scale, adapters=lora
         )
         # The base model is not sent, but engines must still have it.
         self._base = BucketGatherer(model_chunks, spec, parallel, read=read)

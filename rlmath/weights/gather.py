@@ -23,13 +23,7 @@ from rlmath.model.lora import Lora, adapter_shapes
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.adapters import local_adapters
-from rlmath.weights.buckets import (
-    Bucket,
-    TensorMeta,
-    align,
-    cut_into_buckets,
-    view_in_buffer,
-)
+from rlmath.weights.buckets import Bucket, TensorMeta, align, cut_into_buckets, view_in_buffer
 from rlmath.weights.expert_shares import ExpertRoutes, ExpertShare, Need, are_worth_it
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import expert_tensors, hf_shapes

@@ -274,10 +274,7 @@ def fuse_for_files(
 
 
 def write_model_files(
-    folder: Path,
-    source: Path,
-    dtype: torch.dtype,
-    name: str | None = None,
+    folder: Path, source: Path, dtype: torch.dtype, name: str | None = None
 ) -> None:
     """Write everything except the tensors: configs, tokenizer and model card.
 

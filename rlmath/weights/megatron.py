@@ -35,10 +35,7 @@ from rlmath.weights.pieces import (
 
 @torch.no_grad()
 def load_from_hf(
-    model_chunks: Sequence[nn.Module],
-    folder: str | Path,
-    spec: ModelSpec,
-    parallel: ParallelRank,
+    model_chunks: Sequence[nn.Module], folder: str | Path, spec: ModelSpec, parallel: ParallelRank
 ) -> None:
     """Fill this rank's Megatron parameters from a Hugging Face folder.
 

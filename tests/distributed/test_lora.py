@@ -36,13 +36,7 @@ from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.slices import fingerprint_in
 from tests.support.actors import LAYOUTS, build, gather, make_batch
-from tests.support.models import (
-    make_glm,
-    make_hybrid,
-    make_latent,
-    make_mixture,
-    make_olmo2,
-)
+from tests.support.models import make_glm, make_hybrid, make_latent, make_mixture, make_olmo2
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)

@@ -129,9 +129,7 @@ def worker_of(layout, platform, model, lora, value):
         worker.actor = build(layout, platform, model, **changes, offload="all", lora=lora)
         if value:
             worker.value_model = ValueModel(
-                dataclasses.replace(worker.actor.settings, reference="none"),
-                layout,
-                platform,
+                dataclasses.replace(worker.actor.settings, reference="none"), layout, platform
             )
     worker.actor.update(batch, UPDATE, seed=0)
     worker.actor.load_parameters()

@@ -8,12 +8,7 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 @ADVANTAGES.register("gae", traits=AdvantageTraits(compares=False, needs_values=True))
 def gae(
-    token_rewards: Tensor,
-    values: Tensor,
-    response_lengths: Tensor,
-    *,
-    gamma: float,
-    lam: float,
+    token_rewards: Tensor, values: Tensor, response_lengths: Tensor, *, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of each response token.
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import (
-    AdvantageTraits,
-    EpsilonOptions,
-    Groups,
-    estimator,
-)
+from rlmath.algorithms.advantages.base import AdvantageTraits, EpsilonOptions, Groups, estimator
 from rlmath.utils.lazy_torch import Tensor
 
 

@@ -25,10 +25,7 @@ class ClipOptions(Options):
 
     # At 1 there is no lower bound.
     clip_low: float = setting(
-        0.2,
-        "Lower clip range: the importance ratio is clipped at 1 - clip_low.",
-        least=0,
-        most=1,
+        0.2, "Lower clip range: the importance ratio is clipped at 1 - clip_low.", least=0, most=1
     )
     clip_high: float = setting(
         0.2, "Upper clip range: the importance ratio is clipped at 1 + clip_high.", least=0

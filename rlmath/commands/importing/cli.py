@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the experiment; default: the file's")
     parser.add_argument(
         "--config-dir", type=Path, default=Path("imported"), metavar="DIR",
-        help="configuration folder to write experiment/NAME.yaml to; default: imported",
+        help="configuration folder to write experiment/NAME.yaml to; default: imported"
     )  # fmt: skip
     parser.add_argument("--gpus", type=count, help="processes of TRL's launch")
     parser.add_argument(

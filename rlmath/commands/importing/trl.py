@@ -470,5 +470,5 @@ TRL = Framework(
         else minibatches(given) * math.ceil(
             given.number("num_train_epochs") * rows / _batch(given)["algorithm.prompts_per_step"]
         )
-    },
+    }
 )  # fmt: skip

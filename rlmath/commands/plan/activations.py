@@ -21,11 +21,7 @@ import functools
 
 from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
 from rlmath.commands.plan.actor_shape import ActorShape
-from rlmath.commands.plan.fp8 import (
-    ACTIVATION_BYTES,
-    gradient_copy_bytes,
-    saved_input_bytes,
-)
+from rlmath.commands.plan.fp8 import ACTIVATION_BYTES, gradient_copy_bytes, saved_input_bytes
 from rlmath.model.families import QkNorm
 from rlmath.model.lora import DELTA_TARGETS
 from rlmath.model.parallel import Layout

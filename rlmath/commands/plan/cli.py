@@ -94,10 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--calls", type=positive, metavar="N", help="mean calls of a response (default: 1)")
     add(
-        "--call-s",
-        type=positive,
-        metavar="S",
-        help=f"mean seconds of a call (default: {CALL_S:g})",
+        "--call-s", type=positive, metavar="S", help=f"mean seconds of a call (default: {CALL_S:g})"
     )
     add("--mfu", type=share, help="fraction of peak FLOPs that the actor reaches")
     add("--decode-bandwidth", type=share, help="fraction of memory bandwidth that sampling reaches")

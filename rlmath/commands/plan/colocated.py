@@ -85,11 +85,7 @@ def with_awake_engine(
 
 
 def engine_fixed_terms(
-    spec: ModelSpec,
-    tp: int,
-    running: int,
-    adapters: Lora | None = None,
-    quantized: bool = False,
+    spec: ModelSpec, tp: int, running: int, adapters: Lora | None = None, quantized: bool = False
 ) -> dict[str, float]:
     """Bytes that an engine takes of its share before any cache."""
     return {

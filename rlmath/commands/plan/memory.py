@@ -416,8 +416,7 @@ def checkpoint_bytes(
             if sizes
         ]
         return CheckpointBytes(
-            max((one.gpu_bytes for one in parts), default=0),
-            sum(one.host_bytes for one in parts),
+            max((one.gpu_bytes for one in parts), default=0), sum(one.host_bytes for one in parts)
         )
     largest = largest_parameter_of_rank(spec, layout)
     dense = parameters_of_rank(spec, layout, stage)

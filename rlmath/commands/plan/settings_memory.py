@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.commands.plan.colocated import (
-    settings_cache_tokens,
-    settings_in_plan,
-    settings_phases,
-)
+from rlmath.commands.plan.colocated import settings_cache_tokens, settings_in_plan, settings_phases
 from rlmath.commands.plan.engine_adapters import inbox_bytes
 from rlmath.commands.plan.engine_memory import engine_sync_bytes, engine_weights_bytes
 from rlmath.commands.plan.gpus import GPUS, Gpu

@@ -105,12 +105,7 @@ def _record(opened: contextlib.AbstractContextManager[T], record: Record, name: 
 
 
 def requests(
-    node: Node,
-    count: int,
-    *,
-    prompts: int = 8,
-    max_tokens: int = RESPONSE_TOKENS,
-    step: int = 0,
+    node: Node, count: int, *, prompts: int = 8, max_tokens: int = RESPONSE_TOKENS, step: int = 0
 ) -> list[Request]:
     """Requests on random prompts of uneven length, sampled at temperature 1. ``count``: number of
     requests, spread over the prompts. ``step``: gives other prompts and random streams."""

@@ -29,11 +29,7 @@ class SharedMemoryTrainer:
     """The open connection; one per trainer rank, made by ``open``."""
 
     def __init__(
-        self,
-        source: BucketGatherer,
-        client: EngineClient,
-        is_sender: bool,
-        segments: list[Tensor],
+        self, source: BucketGatherer, client: EngineClient, is_sender: bool, segments: list[Tensor]
     ) -> None:
         self.source = source
         self.client = client
@@ -42,11 +38,7 @@ class SharedMemoryTrainer:
 
     @classmethod
     def open(
-        cls,
-        rank: int,
-        run_id: str,
-        client: EngineClient,
-        source: BucketGatherer,
+        cls, rank: int, run_id: str, client: EngineClient, source: BucketGatherer
     ) -> SharedMemoryTrainer:
         """Share the segments with the other ranks and the engines. Collective over all ranks.
         Raises UserError: there is not enough shared memory."""

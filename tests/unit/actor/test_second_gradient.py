@@ -36,8 +36,7 @@ def share_of(plan, spread=0.3):
     )
     if plan.correction is not None:
         found = correct(
-            *(old, batch.engine_log_probs, batch.loss_mask, batch.response_lengths),
-            plan.correction,
+            *(old, batch.engine_log_probs, batch.loss_mask, batch.response_lengths), plan.correction
         )
         batch = dataclasses.replace(batch, policy_factors=found.weights.float())
     weights = torch.rand(count, generator=draw)
@@ -87,9 +86,7 @@ def test_a_policy_at_its_reference_has_the_slack_of_float32():
         for size in (1e-6, 1e-5, 1e-4, 1e-3):
             moved = size * torch.where(torch.arange(len(log_probs)) % 3 > 0, 1.0, 0.7)
             batch = dataclasses.replace(
-                share.batch,
-                advantages=torch.zeros(len(log_probs)),
-                ref_log_probs=log_probs + moved,
+                share.batch, advantages=torch.zeros(len(log_probs)), ref_log_probs=log_probs + moved
             )
             at = dataclasses.replace(share, batch=batch)
             wanted, slack, *_ = second_gradients(at, log_probs, plan).unbind(1)

@@ -139,7 +139,7 @@ def test_the_same_source_keeps_its_file_and_other_source_does_not(objects):
          "class A:\n def __init__(self, n): self.n = n\n def __call__(self): return 1\nit = A(2)"),
         ("import torch\nt = torch.ones(2)\ndef it(): return t",
          "import torch\nt = torch.zeros(2)\ndef it(): return t"),
-    ],
+    ]
 )  # fmt: skip
 def test_the_hash_follows_source_constants_and_state(one, other):
     first = source_hash(in_main(one))

@@ -12,14 +12,7 @@ import torch
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.selfcheck import material, parts
-from rlmath.commands.selfcheck.checks import (
-    actor,
-    environment,
-    parallel,
-    sleep,
-    training,
-    update,
-)
+from rlmath.commands.selfcheck.checks import actor, environment, parallel, sleep, training, update
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record, read_outcome
 from rlmath.device import nvidia

@@ -323,7 +323,7 @@ def test_calls_of_templates(tokenizer):
         ("<tool_call>[1]</tool_call>", "JSON object"),
         ('<tool_call>{"name": 1}</tool_call>', "JSON object"),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments of a call"),
-    ],
+    ]
 )  # fmt: skip
 def test_hermes_calls_are_parsed(text, calls):
     if isinstance(calls, str):

@@ -119,7 +119,7 @@ SCORES = "reward.items=[{name: environment}]"
         (["rollout.environment=FILE:search"], "missing 1 required"),
         (["rollout.environment=FILE:Game", "rollout.tool_format=chat",
           "data.apply_chat_template=false"], "data.apply_chat_template=false"),
-    ],
+    ]
 )  # fmt: skip
 def test_environments_and_their_rewards_are_checked(file, more, part):
     config = config_of(more=[one.replace("FILE", str(file)) for one in more])

@@ -6,10 +6,7 @@ from typing import Literal
 import pytest
 
 from rlmath.environments.base import End, ToolCall, Turn, TurnFormat
-from rlmath.environments.functions import (
-    CallLimits,
-    FunctionTool,
-)
+from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError, InfrastructureError
 from rlmath.types import Problem

@@ -6,12 +6,7 @@ import random
 import pytest
 
 from rlmath.config.collapse import DETECTORS, CollapseAction, CollapseConfig
-from rlmath.monitor.collapse import (
-    Collapsed,
-    CollapseDetectors,
-    RollBack,
-    act,
-)
+from rlmath.monitor.collapse import Collapsed, CollapseDetectors, RollBack, act
 from rlmath.monitor.repetition import compression_ratio, repeated_ngrams, repetition
 
 RNG = random.Random(5)

@@ -112,7 +112,7 @@ def as_json(value):
         lambda exchange: exchange.raw(b"", status=302, headers={"Location": "/elsewhere"}),
         lambda exchange: exchange.connection.close(),
         lambda exchange: exchange.wfile.write(b"nonsense\r\n\r\n"),
-    ],
+    ]
 )  # fmt: skip
 def test_a_wrong_reply_is_a_counted_none(answer):
     with serve(answer) as server, get_reward(server.url, **FAST) as reward:

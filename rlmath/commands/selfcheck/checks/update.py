@@ -183,11 +183,7 @@ def report_launches(record: Record, spec: ModelSpec, measured: Measured) -> None
 
 
 def report(
-    record: Record,
-    node: Node,
-    spec: ModelSpec,
-    measured: Measured,
-    planned: ActorShape | None,
+    record: Record, node: Node, spec: ModelSpec, measured: Measured, planned: ActorShape | None
 ) -> None:
     """The figures of one length; with a plan, held to it."""
     name, seconds = f"{measured.tokens} tokens", measured.seconds

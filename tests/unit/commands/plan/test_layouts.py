@@ -12,16 +12,9 @@ from rlmath.commands.plan.command import BASE
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import find_plans, with_least_offload
 from rlmath.commands.plan.memory import usable_bytes
-from rlmath.commands.plan.models import (
-    parameters_of_rank,
-)
+from rlmath.commands.plan.models import parameters_of_rank
 from rlmath.commands.plan.request import PlanRequest, check_settings, overrides
-from rlmath.commands.plan.time import (
-    Work,
-    actor_time_s,
-    decoding,
-    forward_flops,
-)
+from rlmath.commands.plan.time import Work, actor_time_s, decoding, forward_flops
 from rlmath.config.actor import Logits, Offload, Recompute, RoutingReplay
 from rlmath.config.command_line import Given
 from rlmath.config.groups import options
