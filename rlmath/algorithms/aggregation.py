@@ -39,7 +39,6 @@ class AggregationTraits:
     # Quantity of the whole minibatch that divides its weights: the unmasked tokens, or the
     # sequences or groups that have any. Otherwise a sequence's weight depends only on its group.
     whole: Whole = Whole.sequences
-    needs_length: bool = False  # Divides by algorithm.aggregation_constant_tokens.
 
 
 AGGREGATIONS: Registry[_Kind, AggregationTraits] = Registry(
@@ -132,7 +131,7 @@ def _seq_mean_token_sum(
     return (1.0 / (counts > 0).sum().clamp(min=1).double()).expand(counts.shape)
 
 
-@AGGREGATIONS.register("seq_sum_constant", traits=AggregationTraits(needs_length=True))
+@AGGREGATIONS.register("seq_sum_constant")
 def _seq_sum_constant(
     counts: Tensor, groups: Tensor, length: int | None, options: Options
 ) -> Tensor:

@@ -278,16 +278,10 @@ class ModelSpec:
         return copies * sum(math.prod(map(self.size, tensor.dims)) for tensor in entry.hf)
 
 
-def padded_vocab_size(vocab: int, tp_size: int, multiple: int = 1) -> int:
-    """Rows of the embedding in Megatron: the next number that TP ranks share equally.
-
-    Args:
-        vocab: Rows in the Hugging Face files.
-        tp_size: Tensor-parallel ranks.
-        multiple: Additional divisor of each rank's share.
-    """
-    step = tp_size * multiple
-    return -(-vocab // step) * step
+def padded_vocab_size(vocab: int, tp_size: int) -> int:
+    """Rows of the embedding in Megatron: the next number that TP ranks share equally. ``vocab``:
+    rows in the Hugging Face files."""
+    return -(-vocab // tp_size) * tp_size
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

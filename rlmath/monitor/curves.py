@@ -107,12 +107,12 @@ COLORS = (
 )
 
 
-def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
+def plot_curves(run_dir: str | Path) -> Path:
     """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``; resumes are marked.
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
-    and the split of a step's seconds. ``title``: text above the panels; ``None``: the folder's
-    name. Raises ValueError: no metric of any panel has been written yet.
+    and the split of a step's seconds. Raises ValueError: no metric of any panel has been written
+    yet.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -131,7 +131,7 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(6.4 * columns, 3.1 * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title or run_dir.resolve().name, fontsize=13, fontweight="bold")
+    figure.suptitle(run_dir.resolve().name, fontsize=13, fontweight="bold")
     axes = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
     for ax, panel in zip(axes, panels, strict=False):
         _draw_panel(ax, panel, lines)

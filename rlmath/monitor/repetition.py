@@ -31,14 +31,14 @@ def compression_ratio(text: str) -> float:
     return len(data) / len(zlib.compress(data, 6))
 
 
-def repeated_ngrams(token_ids: Sequence[int] | NDArray[np.int32], n: int = NGRAM) -> float:
+def repeated_ngrams(token_ids: Sequence[int] | NDArray[np.int32]) -> float:
     """Share of the end's n-grams that are not the first of their kind; 0 when there is none."""
     tail = np.asarray(token_ids[-TAIL_TOKENS:], np.int32)
-    count = len(tail) - n + 1
+    count = len(tail) - NGRAM + 1
     if count < 1:
         return 0.0
     data, size = tail.tobytes(), tail.itemsize
-    return 1.0 - len({data[size * i : size * (i + n)] for i in range(count)}) / count
+    return 1.0 - len({data[size * i : size * (i + NGRAM)] for i in range(count)}) / count
 
 
 def repetition(text: str, token_ids: Sequence[int] | NDArray[np.int32]) -> Repetition:

@@ -29,7 +29,7 @@ class Code(CodeReward):
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
         infos = column(self.__name__, columns, "verification_info", len(completions))
-        records = [None if i is None else as_record("verification_info", i) for i in infos]
+        records = [None if i is None else as_record(i) for i in infos]
 
         def judge(index: int, text: str) -> Value:
             record = records[index]

@@ -239,14 +239,8 @@ class RewardMix:
         self._stats.add_values("total", (s.total for s in scored))
         return scored
 
-    def score_group(
-        self,
-        problem: Problem,
-        samples: Sequence[Sample],
-        *,
-        prescored: Sequence[Partial] | None = None,
-    ) -> list[GradedSample]:
-        return self.grade(samples, self.begin_group(problem, samples, prescored))
+    def score_group(self, problem: Problem, samples: Sequence[Sample]) -> list[GradedSample]:
+        return self.grade(samples, self.begin_group(problem, samples))
 
     def begin_group(
         self,

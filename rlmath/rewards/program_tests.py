@@ -70,16 +70,18 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def as_record(name: str, value: Any) -> Mapping[str, Any]:
-    """A column's value as a mapping, parsed if it is JSON. Raises RewardSettingError: neither a
-    mapping nor a JSON object."""
+def as_record(value: Any) -> Mapping[str, Any]:
+    """A value of ``verification_info`` as a mapping, parsed if it is JSON. Raises
+    RewardSettingError: neither a mapping nor a JSON object."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise RewardSettingError(f"{name}: {value[:60]!r} is no JSON object") from error
+            raise RewardSettingError(
+                f"verification_info: {value[:60]!r} is no JSON object"
+            ) from error
     if not isinstance(value, Mapping):
-        raise RewardSettingError(f"{name}: {value!r:.60} is no mapping")
+        raise RewardSettingError(f"verification_info: {value!r:.60} is no mapping")
     return value
 
 

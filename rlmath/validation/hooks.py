@@ -90,9 +90,7 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
             hooks.output(layer.post_attention_layernorm, _as((number, "mlp_norm")))
         for name in ("q", "k", "v"):
             hooks.output(getattr(attention, f"{name}_proj", None), _as((number, name)))
-        hooks.output(
-            getattr(attention, "qkv_proj", None), _keep_fused(number, sizes, ("q", "k", "v"))
-        )
+        hooks.output(getattr(attention, "qkv_proj", None), _query_key_and_value(number, sizes))
         width = matrix_out.in_features
         hooks.input(
             matrix_out,
@@ -187,9 +185,9 @@ def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
     return values
 
 
-def _keep_fused(layer: int, sizes: list[int], names: tuple[str, ...]) -> _Keep:
+def _query_key_and_value(layer: int, sizes: list[int]) -> _Keep:
     def keep(rows: Tensor) -> _Parts:
-        parts = zip(names, rows.split(sizes, -1), strict=True)
+        parts = zip("qkv", rows.split(sizes, -1), strict=True)
         return {(layer, name): _Part(part) for name, part in parts}
 
     return keep

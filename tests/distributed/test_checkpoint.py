@@ -26,7 +26,15 @@ from rlmath.config.optimizer import OptimizerConfig
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from tests.support.actors import UPDATE, build, gather, make_batch, with_log_probs
-from tests.support.resumed_runs import assert_equal, changes_of, commit, go_on, run_load, run_save
+from tests.support.resumed_runs import (
+    assert_close,
+    assert_equal,
+    changes_of,
+    commit,
+    go_on,
+    run_load,
+    run_save,
+)
 from tests.unit.checkpoint.small_disk import small_disk
 
 TP2, PP2, DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
@@ -46,12 +54,11 @@ BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
 def test_resuming_in_the_same_layout_is_bit_equal(
     ranks, tiny_model, tmp_path, layout, changes, in_background
 ):
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(layout, run_save, tiny_model, changes, partial, 2, 2, in_background)
-
-    folder = commit(tmp_path, run)
+    given = (in_background,)
+    straight, folder = commit(
+        tmp_path,
+        lambda partial: ranks.run(layout, run_save, tiny_model, changes, partial, 2, 2, *given),
+    )
     # Each rank wrote a part, data-parallel ones too, which hold the same.
     parts = sorted((Path(folder) / "actor").glob("*.distcp"))
     assert [part.name for part in parts] == ["__0_0.distcp", "__1_0.distcp"]
@@ -80,19 +87,14 @@ def test_resuming_in_another_layout_is_equal_up_to_rounding(
     ranks, tiny_model, tmp_path, before, after, distributed
 ):
     changes = changes_of(distributed)
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(before, run_save, tiny_model, changes, partial, 2, 3)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(before, run_save, tiny_model, changes, partial, 2, 3)
+    )
     resumed = ranks.run(after, run_load, tiny_model, changes, folder, 3)
     # Three further updates of two minibatches: a wrong step count shows from the second on.
     assert len(straight[0].metrics) == 6
     for one in resumed:
-        for metrics, expected in zip(one.metrics, straight[0].metrics, strict=True):
-            for name in expected:
-                assert metrics[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=1e-6), name
+        assert_close(one, straight[0], rel=TOLERANCE)
     for state in (state for one in resumed for _, state in one.adam):
         assert float(state["step"]) == 10.0
     batch = make_batch()
@@ -155,12 +157,9 @@ def run_first_save(layout, platform, model, changes, folder):
 
 def test_a_save_before_the_first_update_changes_nothing(ranks, tiny_model, tmp_path):
     layout, changes = Layout(1, 1, 1), changes_of(True)
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(layout, run_first_save, tiny_model, changes, partial)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(layout, run_first_save, tiny_model, changes, partial)
+    )
     (resumed,) = ranks.run(layout, run_load, tiny_model, changes, folder, 2)
     assert_equal(straight[0], resumed)
     (without,) = ranks.run(layout, run_without, tiny_model, changes)
@@ -187,12 +186,9 @@ def run_reference(layout, platform, model, folder, save):
 
 
 def test_a_model_without_optimizer_is_saved_beside_the_actor(ranks, tiny_model, tmp_path):
-    saved = []
-
-    def run(partial):
-        saved[:] = ranks.run(PP2, run_reference, tiny_model, partial, True)
-
-    folder = commit(tmp_path, run)
+    saved, folder = commit(
+        tmp_path, lambda partial: ranks.run(PP2, run_reference, tiny_model, partial, True)
+    )
     loaded = ranks.run(PP2, run_reference, tiny_model, folder, False)
     for one, other in zip(saved, loaded, strict=True):
         for name, weight in one.items():
@@ -224,12 +220,11 @@ def run_renewed_reference(layout, platform, model, kind, folder, save):
 def test_a_reference_that_has_changed_is_in_the_checkpoint(
     ranks, tiny_model, tmp_path, kind, other
 ):
-    saved = []
-
-    def run(partial):
-        saved[:] = ranks.run(TP2, run_renewed_reference, tiny_model, kind, partial, True)
-
-    folder, batch = commit(tmp_path, run), make_batch()
+    saved, folder = commit(
+        tmp_path,
+        lambda partial: ranks.run(TP2, run_renewed_reference, tiny_model, kind, partial, True),
+    )
+    batch = make_batch()
     loaded = ranks.run(other, run_renewed_reference, tiny_model, kind, folder, False)
     one = gather(batch, [reference for reference, _ in saved]).log_probs
     again = gather(batch, [reference for reference, _ in loaded]).log_probs
@@ -261,10 +256,10 @@ def run_save_into(layout, platform, model, folder):
 
 
 def test_load_refusals_and_settings_after_a_load(ranks, tiny_model, tmp_path):
-    def save(partial):
-        assert ranks.run(TP2, run_save_into, tiny_model, partial) == ["", ""]
-
-    folder = commit(tmp_path, save)
+    said, folder = commit(
+        tmp_path, lambda partial: ranks.run(TP2, run_save_into, tiny_model, partial)
+    )
+    assert said == ["", ""]
     assert read_manifest(Path(folder)).num_bytes > 0
 
     def load(**changes):

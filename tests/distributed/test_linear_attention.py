@@ -19,7 +19,7 @@ from rlmath.model.parallel import Layout
 from tests.support.actors import build, gather, hugging_face, make_batch
 from tests.support.models import build as build_model
 from tests.support.models import perturb
-from tests.support.resumed_runs import changes_of, commit, run_load, run_save
+from tests.support.resumed_runs import assert_close, changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
 # A chunk of the recurrence, one more, several, and fewer than the convolution sees.
@@ -125,13 +125,8 @@ def test_bfloat16_rounds_the_weights_and_not_the_decay(ranks, models):
 @pytest.mark.parametrize("family", ["qwen3_5", pytest.param("qwen3_next", marks=pytest.mark.long)])
 def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(ranks, models, tmp_path, family):
     changes = changes_of(True)
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(TP2, run_save, models[family], changes, partial, 2, 2)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(TP2, run_save, models[family], changes, partial, 2, 2)
+    )
     (resumed,) = ranks.run(ONE, run_load, models[family], changes, folder, 2)
-    for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
-        for name in expected:
-            assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+    assert_close(resumed, straight[0], rel=1e-4)

@@ -14,7 +14,14 @@ from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 from tests.support.actors import build, gather, hugging_face, make_batch, run_log_probs
 from tests.support.models import make_mixture
-from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
+from tests.support.resumed_runs import (
+    assert_close,
+    assert_equal,
+    changes_of,
+    commit,
+    run_load,
+    run_save,
+)
 
 ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
@@ -35,12 +42,9 @@ def test_log_probs_over_all_experts_are_those_of_hugging_face(ranks, tmp_path):
 
 def test_a_checkpoint_resumes_with_another_expert_layout(ranks, mixture, tmp_path):
     changes = changes_of(True)
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(EP2, run_save, mixture, changes, partial, 2, 2)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(EP2, run_save, mixture, changes, partial, 2, 2)
+    )
     for one, other in zip(
         straight, ranks.run(EP2, run_load, mixture, changes, folder, 2), strict=True
     ):
@@ -52,9 +56,7 @@ def test_a_checkpoint_resumes_with_another_expert_layout(ranks, mixture, tmp_pat
     assert "decoder.layers.0.mlp.experts.experts.linear_fc1.weight" in names
     assert "decoder.layers.1.mlp.linear_fc1.layer_norm_weight" in names
     (resumed,) = ranks.run(ONE, run_load, mixture, changes, folder, 2)
-    for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
-        for name in expected:
-            assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+    assert_close(resumed, straight[0])
 
 
 def run_precision(layout, platform, model, batch, precision):

@@ -7,7 +7,7 @@ import torch
 
 from rlmath.model.parallel import Layout
 from tests.support.models import TINY_SIZES, build, windowed_ropes, yarn
-from tests.support.resumed_runs import changes_of, commit, run_load, run_save
+from tests.support.resumed_runs import assert_close, changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
 # Sequences have 4 to 37 tokens.
@@ -29,13 +29,8 @@ def model(tmp_path_factory):
 
 def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(ranks, model, tmp_path):
     changes = changes_of(True)
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(TP2, run_save, model, changes, partial, 2, 2)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(TP2, run_save, model, changes, partial, 2, 2)
+    )
     (resumed,) = ranks.run(ONE, run_load, model, changes, folder, 2)
-    for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
-        for name in expected:
-            assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
+    assert_close(resumed, straight[0])

@@ -98,12 +98,10 @@ def load_small(*given):
 def test_a_checkpoint_of_many_buckets_resumes_bit_by_bit_and_in_one_bucket(ranks, models, tmp_path):
     layout, changes = Layout(2, 1, 2), changes_of(True)
     overlapped = {**changes, "overlap_gradients": True}
-    straight = []
-
-    def save(partial):
-        straight[:] = ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1)
-
-    folder = commit(tmp_path, save)
+    straight, folder = commit(
+        tmp_path,
+        lambda partial: ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1),
+    )
     again = ranks.run(layout, load_small, models["untied"], overlapped, folder, 1)
     for one, other in zip(straight, again, strict=True):
         assert_equal(one, other)

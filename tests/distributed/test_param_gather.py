@@ -340,12 +340,10 @@ def test_a_checkpoint_resumes_bit_by_bit_without_it_too(ranks, models, tmp_path)
     """It is saved with gathers running."""
     layout, changes = Layout(1, 1, 2), changes_of(True, model=SETTINGS, overlap_gradients=True)
     overlapped = {**changes, "overlap_param_gather": True}
-    straight = []
-
-    def save(partial):
-        straight[:] = ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1)
-
-    folder = commit(tmp_path, save)
+    straight, folder = commit(
+        tmp_path,
+        lambda partial: ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1),
+    )
     for given in (overlapped, changes):
         again = ranks.run(layout, load_small, models["untied"], given, folder, 1)
         for one, other in zip(straight, again, strict=True):

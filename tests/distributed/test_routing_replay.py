@@ -316,12 +316,9 @@ def replayed_steps(actor, batch, seeds):
 
 def test_a_resumed_run_is_the_one_that_never_stopped(ranks, mixture, batch, tmp_path):
     """Bit for bit, on ranks that share experts: no step needs the routes of one before it."""
-    straight = []
-
-    def run(partial):
-        straight[:] = ranks.run(EP2, run_and_save, mixture, batch, partial)
-
-    folder = commit(tmp_path, run)
+    straight, folder = commit(
+        tmp_path, lambda partial: ranks.run(EP2, run_and_save, mixture, batch, partial)
+    )
     resumed = ranks.run(EP2, run_from_checkpoint, mixture, batch, folder)
     for (one, routing), (other, other_routing) in zip(straight, resumed, strict=True):
         assert_equal(one, other)

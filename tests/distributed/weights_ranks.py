@@ -283,6 +283,18 @@ def _expert_spec(specs, config, vp_stage):
     return spec
 
 
+def _loaded(folder, case):
+    """Chunks of a layout with a folder's weights, the model's spec and this rank's place."""
+    from rlmath.model.rank_layout import ParallelRank
+    from rlmath.model.spec import read_model_spec
+    from rlmath.weights.megatron import load_from_hf
+
+    chunks, spec = _build(folder, case), read_model_spec(folder)
+    parallel = ParallelRank.from_megatron()
+    load_from_hf(chunks, folder, spec, parallel)
+    return chunks, spec, parallel
+
+
 def round_trip(folder, case, bucket_size_mib):
     """Load a folder and gather it again in all three ways; what each rank saw.
 
@@ -291,15 +303,9 @@ def round_trip(folder, case, bucket_size_mib):
         name; ``fingerprints`` from the shards; ``sends``: which global rank gives which run;
         ``buckets``: their number; ``padding``: the embedding's rows beyond the vocabulary.
     """
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import load_from_hf
 
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, spec, parallel)
+    chunks, spec, parallel = _loaded(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib)
     to_rank_0 = dict(pair for bucket in gatherer.gather(0) for pair in bucket)
     assert not gatherer.find_drift()
@@ -372,15 +378,9 @@ def expert_exchange(folder, case, bucket_size_mib, shares):
         gets its share; ``whole_bytes`` and ``shared_bytes``: see ``_Traffic``. ``holds``: this
         rank's runs.
     """
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import load_from_hf
 
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, spec, parallel)
+    chunks, spec, parallel = _loaded(folder, case)
     found = []
     for update in range(3):
         if update != 1:
@@ -440,13 +440,9 @@ def _write_parts(gatherer):
 def refusal(folder, case):
     """Error of a rank that refuses the folder's weights; ``None``: it loads them."""
     from rlmath.errors import WeightsError
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
-    from rlmath.weights.megatron import load_from_hf
 
-    chunks = _build(folder, case)
     try:
-        load_from_hf(chunks, folder, read_model_spec(folder), ParallelRank.from_megatron())
+        _loaded(folder, case)
     except WeightsError as error:
         return str(error)
     return None
@@ -454,15 +450,9 @@ def refusal(folder, case):
 
 def planted_difference(folder, case, name):
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import load_from_hf
 
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, spec, parallel)
+    chunks, spec, parallel = _loaded(folder, case)
     if dist.get_rank() == WORLD_SIZE - 1:
         with torch.no_grad():
             dict(chunks[0].named_parameters())[name].view(-1)[0] += 0.001
@@ -557,13 +547,7 @@ def logits(folder, case, sequences):
     """``[tokens, vocab]`` float32 of the sequences end to end, on ranks of the last stage."""
     from megatron.core import parallel_state as state
 
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
-    from rlmath.weights.megatron import load_from_hf
-
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    load_from_hf(chunks, folder, spec, ParallelRank.from_megatron())
+    chunks, spec, _ = _loaded(folder, case)
     (model,) = chunks
     num_tokens = sum(map(len, sequences))
     with torch.no_grad():
@@ -622,14 +606,9 @@ def _forward(model, tokens, positions, mask, packed):
 
 
 def save(folder, case, target):
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
     from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import load_from_hf, save_to_hf
+    from rlmath.weights.megatron import save_to_hf
 
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, spec, parallel)
+    chunks, spec, parallel = _loaded(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib=0.05)
     save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)

@@ -5,6 +5,7 @@ import random
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 from rlmath.actor.token_values import TokenValues
@@ -82,10 +83,16 @@ def run_load(layout, platform, model, changes, folder, after):
 
 
 def commit(folder, run):
-    """A checkpoint of step 2 that ``run(partial)`` saves; returns its folder."""
+    """What ``run(partial)`` returns, and the folder of the checkpoint of step 2 that it saves."""
     store = CheckpointStore(folder, keep=2)
-    run(str(store.begin(2)))
-    return str(store.commit(2, {}, {}))
+    found = run(str(store.begin(2)))
+    return found, str(store.commit(2, {}, {}))
+
+
+def assert_close(one, other, rel=1e-5):
+    """Metrics of another layout, where sums have another order."""
+    for metrics, expected in zip(one.metrics, other.metrics, strict=True):
+        assert metrics == pytest.approx(expected, rel=rel, abs=1e-6)
 
 
 def assert_equal(one, other):

@@ -14,6 +14,7 @@ import rlmath
 from rlmath.cli import COMMANDS, main
 from rlmath.model.tiny import tiny_config
 from rlmath.utils.command_line import run_command
+from tests.support.program_answers import output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,14 +113,7 @@ def test_help_imports_nothing_heavy(tmp_path):
         "print([m for m in ('torch', 'vllm', 'megatron', 'ray', 'transformers') "
         "if m in sys.modules])\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.stdout == "[]\n"
+    assert output_of(code, cwd=tmp_path) == "[]\n"
 
 
 @pytest.mark.process

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.program_answers import output_of
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +78,7 @@ def test_imported_modules_are_compiled(install):
         "import sys, ray, torch, transformers\n"
         "print(*(getattr(m, '__file__', None) or '' for m in [*sys.modules.values()]), sep='\\n')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    installed = [file for file in done.stdout.splitlines() if "site-packages" in file]
+    installed = [file for file in output_of(code).splitlines() if "site-packages" in file]
     left_out = [file for file in installed if install.SELDOM_IMPORTED.search(file)]
     assert len(installed) > 800
     assert len(left_out) < len(installed) / 20, left_out

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
 
+from tests.support.program_answers import output_of
 from tests.unit.documented import ROOT
 from toolkits.pages import api as docs
 
@@ -38,9 +38,7 @@ def test_examples_of_the_library_run_without_ray_or_megatron():
     program = "\n".join([
         *library, "import sys", f"print(sorted({heavy!r} & set(sys.modules)))"
     ])  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    assert output_of(program) == "[]\n"
 
 
 @pytest.mark.process
@@ -53,8 +51,7 @@ def test_run_is_imported_when_it_is_asked_for():
         "assert 'ray' not in sys.modules and 'vllm' not in sys.modules\n"
         "assert not hasattr(rlmath, 'Nothing')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    output_of(program)
 
 
 def test_the_example_is_the_same_everywhere():

@@ -3,9 +3,6 @@ on a machine without any."""
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +11,7 @@ from rlmath.cli import main
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompts import load_tokenizer
 from rlmath.model.tiny import make_tiny_model
+from tests.support.program_answers import output_of
 
 pytestmark = pytest.mark.process
 
@@ -214,6 +212,4 @@ def test_the_check_imports_neither_torch_nor_transformers(base):
         "heavy = ('torch', 'transformers', 'ray', 'vllm', 'sympy')\n"
         "print([m for m in heavy if m in sys.modules])\n"
     )
-    root = Path(__file__).resolve().parents[3]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+    assert output_of(code).splitlines()[-1] == "[]"

@@ -1,7 +1,4 @@
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,6 +9,7 @@ from rlmath.config.schema import Config, DType, RewardItem
 from rlmath.config.settings import settings
 from rlmath.errors import ConfigError
 from tests.support.case_files import on_cases
+from tests.support.program_answers import output_of
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 
@@ -184,16 +182,7 @@ def test_composes_from_any_folder_and_without_heavy_imports(tmp_path):
         "print(load(['experiment=quickstart']).runner.run_dir)\n"
         "print([m for m in ('torch', 'vllm', 'megatron', 'ray') if m in sys.modules])\n"
     )
-    root = Path(__file__).resolve().parents[3]
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout.splitlines() == ["runs/quickstart", "[]"]
+    assert output_of(code, cwd=tmp_path).splitlines() == ["runs/quickstart", "[]"]
 
 
 def test_every_setting_is_documented_and_every_number_has_a_range():

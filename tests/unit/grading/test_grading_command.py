@@ -1,7 +1,6 @@
 """`rlmath grade`, and what the verifier needs to be imported."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from rlmath import cli
 from rlmath.commands import grade as grade_command
 from rlmath.grading import check_gold
+from tests.support.program_answers import output_of
 
 pytestmark = pytest.mark.process
 
@@ -140,9 +140,7 @@ assert check_gold("x").usable
 outside = {m.partition(".")[0] for m in sys.modules if sys.modules[m] is not None}
 print(sorted(outside - set(sys.stdlib_module_names) - {"rlmath", "__main__"}))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = {n for n in json.loads(done.stdout.replace("'", '"')) if not n.startswith("_")}
+    found = {n for n in json.loads(output_of(program).replace("'", '"')) if not n.startswith("_")}
     assert found <= {"sympy", "mpmath", "gmpy2", "numpy", "flint", "sitecustomize"}, found
 
 

@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, misfits, table_name
 from tests.support.case_files import on_cases
+from tests.support.program_answers import output_of
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
 R1_DISTILL_QWEN = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"] | {
@@ -329,10 +328,9 @@ def test_one_module_parses_config_json_without_torch():
         "import sys; from rlmath.model.spec import read_model_spec; read_model_spec('tiny'); "
         "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules), 'slow'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    output_of(code)
 
 
 def test_padded_vocabulary():
     assert padded_vocab_size(151936, 4) == 151936
     assert padded_vocab_size(53, 4) == 56
-    assert padded_vocab_size(53, 4, multiple=16) == 64

@@ -1,10 +1,8 @@
 """A user's file or package is imported once, by value elsewhere, and named when it cannot be."""
 
 import importlib.metadata
-import os
 import pickle
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from rlmath.errors import ConfigError
 from rlmath.plugins import loading
 from rlmath.plugins.source import PluginError, hashes
 from rlmath.training.plan import plan_step
+from tests.support.program_answers import output_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plugins"
 GIVEN = ["model.path=m", "runner.run_dir=r"]
@@ -131,10 +130,7 @@ def test_another_process_imports_it_by_value(file):
         "from rlmath.plugins.loading import imported_plugins\n"
         "print(imported_plugins())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(given)], capture_output=True, text=True, check=True
-    )
-    first, second = done.stdout.splitlines()
+    first, second = output_of(program, given).splitlines()
     assert first == "2.0 mine"
     assert second == repr(loading.imported_plugins()) and config.plugin_hashes[str(file)] in second
 
@@ -152,14 +148,8 @@ def test_a_process_without_ray_imports_from_its_environment(file, starts):
         "from rlmath.algorithms.losses import LOSSES\n"
         "print(LOSSES.get('mine_of_test').__name__, imported_plugins().failed)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **variables, "RLMATH_ENGINE": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "mine ()"
+    found = output_of(program, **variables, RLMATH_ENGINE="1")
+    assert found.splitlines()[-1] == "mine ()"
 
 
 def test_files_that_do_not_fit_an_environment_are_refused(file):

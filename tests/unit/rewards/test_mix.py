@@ -367,11 +367,11 @@ def test_reward_mix_scope():
         samples = [sample(0, r"\boxed{4}", tokens=5), sample(1, r"\boxed{4}", tokens=9)]
         pieces = [mix.prescore_group(PROBLEM, [s])[0] for s in reversed(samples)][::-1]
         assert [p.values for p in pieces] == [{"math": 5.0}] * 2
-        graded = mix.score_group(PROBLEM, samples, prescored=pieces)
+        graded = mix.grade(samples, mix.begin_group(PROBLEM, samples, pieces))
         assert [g.reward for g in graded] == [5.5, 4.5]
         assert graded == mix.score_group(PROBLEM, samples), "the same as all at once"
         with pytest.raises(RewardSettingError, match="1 prescored pieces for 2"):
-            mix.score_group(PROBLEM, samples, prescored=pieces[:1])
+            mix.begin_group(PROBLEM, samples, pieces[:1])
 
 
 def test_items_of_the_settings_have_a_format_and_a_scope(functions):
