@@ -9,21 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import (
-    GetTimeoutError,
-    RayError,
-)
+from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
 from rlmath.actor.communicators import describe
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import StepResult
-from rlmath.actor.settings import (
-    ActorSettings,
-    StartedRank,
-    shard_settings,
-)
+from rlmath.actor.settings import ActorSettings, StartedRank, shard_settings
 from rlmath.actor.stops import ask_to_stop
 from rlmath.actor.token_values import assemble
 from rlmath.actor.worker import ActorWorker

@@ -20,11 +20,7 @@ from rlmath.actor.latent import (
     sum_rotary_key_gradients,
 )
 from rlmath.actor.layers import hybrid_settings, layer_spec
-from rlmath.actor.rotary import (
-    keep_one_rotary_table,
-    rope_inverse_frequencies,
-    softmax_scale,
-)
+from rlmath.actor.rotary import keep_one_rotary_table, rope_inverse_frequencies, softmax_scale
 from rlmath.actor.windows import rotate_windowed_layers, scale_by_layer, window_settings
 from rlmath.config.actor import ActorConfig
 from rlmath.device import Platform

@@ -118,10 +118,7 @@ class RankModel:
         if settings.model.fp8 is not None:
             prepare_for_fp8(self.models)
         self.optimizer = build_optimizer(
-            self.models,
-            optimizer,
-            settings.model.dtype,
-            distributed=settings.distributed_optimizer,
+            self.models, optimizer, settings.model.dtype, distributed=settings.distributed_optimizer
         )
         self.scheduler = build_scheduler(self.optimizer, optimizer)
         self.step_probe = StepProbe(self.optimizer, optimizer)

@@ -29,10 +29,7 @@ def wrap_chunks(
 
 
 def wrap_data_parallel(
-    model: Any,
-    distributed_optimizer: bool,
-    overlap: bool,
-    overlap_param_gather: bool = False,
+    model: Any, distributed_optimizer: bool, overlap: bool, overlap_param_gather: bool = False
 ) -> Any:
     """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged.
 

@@ -14,12 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmath.actor.context import (
-    ContextShare,
-    context_classes,
-    context_share,
-    own_positions,
-)
+from rlmath.actor.context import ContextShare, context_classes, context_share, own_positions
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch

@@ -77,12 +77,7 @@ def _store(
         # torch's own server listens on all interfaces, and anybody could write to it.
         listening = socket.create_server((address, port), backlog=4096).detach()
     return dist.TCPStore(
-        address,
-        port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        master_listen_fd=listening,
+        address, port, world_size, is_master=rank == 0, timeout=timeout, master_listen_fd=listening
     )
 
 

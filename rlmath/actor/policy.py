@@ -290,11 +290,7 @@ class MegatronActor(RankModel):
             done.stopped[index] = decision.reason
 
     def _step(
-        self,
-        share: Share,
-        outcomes: Outcomes,
-        plan: StepPlan,
-        index: int,
+        self, share: Share, outcomes: Outcomes, plan: StepPlan, index: int
     ) -> tuple[dict[str, float], Decision, Farthest]:
         """One optimizer step from the gradient that is there, unless it has to be discarded.
         Returns its metrics, what became of it, and the farthest token.
@@ -383,11 +379,7 @@ class MegatronActor(RankModel):
         self.updates = 0  # Whatever is compared in the first update is compared again.
 
     def _backward(
-        self,
-        share: Share,
-        plan: StepPlan,
-        begin: int,
-        observer: UpdateObserver | None = None,
+        self, share: Share, plan: StepPlan, begin: int, observer: UpdateObserver | None = None
     ) -> Outcomes:
         """The gradient of a minibatch's loss, summed over micro-batches and ranks. ``begin``: where
         its micro-batches begin in the shard. ``observer``: observes it; ``None``: none. Returns

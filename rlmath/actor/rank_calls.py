@@ -46,10 +46,7 @@ class RankCalls:
         self._unawaited = (method, list(refs))
 
     def results(
-        self,
-        refs: Sequence[Any],
-        method: str,
-        then: Callable[[int, Any], None] | None = None,
+        self, refs: Sequence[Any], method: str, then: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
         """Results in rank order. If several ranks fail, the error is that of the first, because the
         others only wait for it; but a rank whose process ended comes before those that lost it in a

@@ -206,21 +206,12 @@ class RankStep:
         )
 
     def _alignment(
-        self,
-        found: TokenValues,
-        batch: TrainingBatch,
-        places: Tensor,
-        plan: StepPlan,
+        self, found: TokenValues, batch: TrainingBatch, places: Tensor, plan: StepPlan
     ) -> Alignment | None:
         if not self._policy.reports:
             return None
         return Alignment.of_batch(
-            batch,
-            found.log_probs,
-            found.entropy,
-            plan.now,
-            places=places,
-            stale_kv=plan.stale_kv,
+            batch, found.log_probs, found.entropy, plan.now, places=places, stale_kv=plan.stale_kv
         )
 
     def _with_factors(
@@ -249,10 +240,7 @@ class RankStep:
         return dataclasses.replace(batch, policy_factors=factors), totals
 
     def _with_advantages(
-        self,
-        batch: TrainingBatch,
-        plan: StepPlan,
-        advantages: SequenceAdvantages | None,
+        self, batch: TrainingBatch, plan: StepPlan, advantages: SequenceAdvantages | None
     ) -> TrainingBatch:
         kl = None
         if plan.kl_in_reward is not None:

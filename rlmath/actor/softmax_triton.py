@@ -125,8 +125,7 @@ def _statistics(  # type: ignore[no-untyped-def]
     held = tl.load(mine + row)
     place = tl.load(local + row)
     tl.store(
-        targets + row,
-        tl.load(start_of_row + place, mask=held, other=0.0).to(DTYPE) / temperature,
+        targets + row, tl.load(start_of_row + place, mask=held, other=0.0).to(DTYPE) / temperature
     )
 
 

@@ -37,9 +37,7 @@ def add_fingerprints(
 
 
 def digest_gradient(
-    digests: StepDigests,
-    minibatches: Sequence[Mapping[str, float]],
-    gradients: Mapping[str, int],
+    digests: StepDigests, minibatches: Sequence[Mapping[str, float]], gradients: Mapping[str, int]
 ) -> None:
     """Loss, gradient norm and all else that is known of each minibatch, to the last bit; and the
     gradient by tensor. ``gradients``: fingerprints."""

@@ -71,9 +71,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         routes=returned_routes(config) if trains else None,
         profile=engine_profile(config) if trains else None,
         arguments=further_arguments(
-            rollout.engine_arguments,
-            "cuda" if on_cuda else "cpu",
-            ENGINE_OPTIONS.of_chosen(config),
+            rollout.engine_arguments, "cuda" if on_cuda else "cpu", ENGINE_OPTIONS.of_chosen(config)
         ),
     )
 

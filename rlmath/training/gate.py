@@ -184,13 +184,7 @@ class Gate:
         return 0.0 if self._noise is None else self._noise.excess
 
     def check(
-        self,
-        run: Running,
-        alignment: Alignment,
-        sequences: Sequences,
-        *,
-        step: int,
-        updated: bool,
+        self, run: Running, alignment: Alignment, sequences: Sequences, *, step: int, updated: bool
     ) -> dict[str, float]:
         """Judge the samples of the present weights. Raises AlignmentError: the difference is above
         the limits that the noise of this very step gives.
@@ -277,12 +271,7 @@ class Gate:
         raise AlignmentError(said + _where(run, updated, tokens))
 
     def _tail(
-        self,
-        run: Running,
-        sequences: Sequences,
-        seen: _Seen,
-        allowed: Limits,
-        noise: Noise,
+        self, run: Running, sequences: Sequences, seen: _Seen, allowed: Limits, noise: Noise
     ) -> Noise:
         """The noise with the sequences that are too far away rounded in further ways.
 

@@ -43,13 +43,7 @@ from rlmath.training.engine_settings import (
     teacher_path,
     teacher_spec,
 )
-from rlmath.training.rank_settings import (
-    LOGS,
-    log_dir,
-    nsys_folder,
-    rank_threads,
-    training_ranks,
-)
+from rlmath.training.rank_settings import LOGS, log_dir, nsys_folder, rank_threads, training_ranks
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 

@@ -32,11 +32,7 @@ LOGS = "logs"
 
 def training_ranks(config: Config, layout: RunLayout) -> ActorSettings:
     settings = actor_settings(
-        config,
-        layout,
-        config.actor.optimizer,
-        policy_updates(config),
-        config.rollout.temperature,
+        config, layout, config.actor.optimizer, policy_updates(config), config.rollout.temperature
     )
     settings = dataclasses.replace(
         settings,

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlmath.algorithms.advantages import (
-    ADVANTAGES,
-    SequenceAdvantages,
-    sequence_advantages,
-)
+from rlmath.algorithms.advantages import ADVANTAGES, SequenceAdvantages, sequence_advantages
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Sequences
 from rlmath.config.algorithm import KlPlace

@@ -126,10 +126,7 @@ def wrong_prompts(groups: Sequence[Group]) -> list[str]:
 
 
 def wrong_ends(
-    samples: Sequence[GradedSample],
-    ends: frozenset[int],
-    limits: frozenset[int],
-    since: int = 0,
+    samples: Sequence[GradedSample], ends: frozenset[int], limits: frozenset[int], since: int = 0
 ) -> list[str]:
     """A sentence for the first sample that does not end as its finish reason says.
 

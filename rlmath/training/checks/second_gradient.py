@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.second_gradient import TOLERANCE
-from rlmath.actor.sequence_report import (
-    ENTROPY,
-    GRADIENT,
-    MOMENT,
-    OLD,
-    REFERENCE,
-    SequenceReport,
-)
+from rlmath.actor.sequence_report import ENTROPY, GRADIENT, MOMENT, OLD, REFERENCE, SequenceReport
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 
 # Relative tolerance of float64 sums in another order.
