@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.hub_names import is_hub
+from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.data.formats import MalformedRowError as MalformedRowError
 from rlmath.data.formats import reader_of
-from rlmath.data.hub import hub_rows
 from rlmath.errors import UserError
 
 
@@ -31,7 +30,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
         paths: ``.jsonl`` (an object per line), ``.json`` (a list of objects, or an object with
             one list of objects in it), ``.csv``, each also compressed; ``.parquet``, ``.arrow``;
             a folder of ``save_to_disk`` or of one JSON file per problem; or a data set of the
-            hub, see :func:`rlmath.data.hub.hub_rows`.
+            hub, see :func:`hub_rows`.
     """
     files = [Path(path) for path in paths if not is_hub(path)]
     for path in files:
@@ -79,3 +78,20 @@ def _distinct_names(files: Sequence[Path]) -> list[str]:
     while len({own[-length:] for own in parts}) < len(parts):
         length += 1
     return ["/".join(own[-length:]) for own in parts]
+
+
+def hub_rows(path: str) -> Iterator[tuple[int, Any]]:
+    """The rows of a data set, numbered from 1. Raises UserError: it cannot be fetched, or is not
+    named so."""
+    name, config, split = parts_of(path)
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, config, split=split)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{path}: the data set cannot be read ({reason}); it needs a network or a cached copy, "
+            "or fetch it with toolkits/prepare_data.py on a machine that has one"
+        ) from error
+    yield from enumerate(rows, start=1)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +15,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlmath.monitor.notebook import NotebookLine
 from rlmath.monitor.sampling import SamplingProgress, TokenRate
 
 _STEPS_IN_ESTIMATE = 10
@@ -227,3 +227,22 @@ def _readable(metrics: Mapping[str, float]) -> dict[str, str]:
         for tag, (name, template) in formats.items()
         if tag in metrics
     }
+
+
+class NotebookLine:
+    """A line in the cell that runs; the next cell that runs has its own."""
+
+    def __init__(self) -> None:
+        self._cell: int | None = None
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        from IPython import get_ipython
+        from IPython.display import display
+
+        content = {"text/plain": text}
+        cell = get_ipython().execution_count
+        if self._handle is None or cell != self._cell:
+            self._cell, self._handle = cell, display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)

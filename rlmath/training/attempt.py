@@ -20,11 +20,11 @@ from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.monitor import Listeners, Monitor, open_monitor, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors
 from rlmath.rollout import watchdog_probes as waiting
+from rlmath.rollout.group_state import check_resumed_groups
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
 from rlmath.rollout.progress import sampling_progress
-from rlmath.rollout.resumed_groups import check_resumed_groups
 from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import sync_weights

@@ -16,17 +16,11 @@ from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.model.parallel import Layout
 from tests.support.actors import build, gather, make_batch
-from tests.support.models import make_mixture
 
 # Tensor ranks have a share of the tokens, stages of the layers.
 LAYOUT = Layout(2, 2, 1, expert_parallel=2)
 MOE_LAYERS = (0, 2, 3)
 EXPERTS, TOPK = 4, 2
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    return make_mixture(tmp_path_factory.mktemp("engine_routes"))
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,6 @@ ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
 
 
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    return make_mixture(tmp_path_factory.mktemp("qwen3_moe"))
-
-
 def test_log_probs_over_all_experts_are_those_of_hugging_face(ranks, tmp_path):
     model, batch = make_mixture(tmp_path, norm_topk_prob=False), make_batch()
     ours = gather(batch, ranks.run(EP2, run_log_probs, model, batch))

@@ -13,7 +13,6 @@ from rlmath.actor.model import ModelSettings
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from tests.support.actors import UPDATE, build, make_batch, with_log_probs
-from tests.support.models import make_mixture, make_model
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 BUCKET_ELEMENTS = 4000
@@ -73,16 +72,6 @@ def test_weights_are_the_same_to_the_last_bit(ranks, models, model, layout, chan
         assert buckets > 2
         for one, other in zip(metrics, found, strict=True):
             assert other == pytest.approx(one, rel=1e-5, abs=1e-7)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("overlap")
-    return {
-        "untied": make_model(folder / "untied", tied=False),
-        "tied": make_model(folder / "tied", tied=True),
-        "mixture": make_mixture(folder / "mixture"),
-    }
 
 
 def save_small(*given):

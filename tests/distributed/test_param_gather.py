@@ -28,7 +28,6 @@ from rlmath.model.parallel import Layout
 from tests.distributed.late_gathers import late_gathers, set_under_way
 from tests.distributed.test_overlap import in_small_buckets
 from tests.support.actors import UPDATE, build, make_batch, with_log_probs
-from tests.support.models import make_mixture, make_model
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 SETTINGS = ModelSettings(torch.bfloat16, sequence_parallel=True, logits="chunked")
@@ -106,16 +105,6 @@ def test_weights_state_and_metrics_are_the_same_to_the_last_bit(
     ranks, models, model, layout, changes
 ):
     ranks.run(layout, run, models[model], with_log_probs(make_batch()), changes)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gather")
-    return {
-        "untied": make_model(folder / "untied", tied=False),
-        "tied": make_model(folder / "tied", tied=True),
-        "mixture": make_mixture(folder / "mixture"),
-    }
 
 
 def worker_of(layout, platform, model, lora, value):

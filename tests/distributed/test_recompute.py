@@ -19,11 +19,6 @@ ONE = Layout(1, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    return make_mixture(tmp_path_factory.mktemp("mixture"))
-
-
-@pytest.fixture(scope="module")
 def glm(tmp_path_factory):
     return make_glm(tmp_path_factory.mktemp("glm"))
 

@@ -36,12 +36,6 @@ FIGURES = ("changed_share", "max_load", "min_load")
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    """Logits of routers are close, so that small changes of weights change routes."""
-    return make_mixture(tmp_path_factory.mktemp("replay"))
-
-
-@pytest.fixture(scope="module")
 def batch():
     return make_batch()
 

@@ -13,7 +13,6 @@ from rlmath.errors import UpdateStopped
 from rlmath.model.parallel import Layout
 from tests.distributed.test_offload import state_of
 from tests.support.actors import build, make_batch
-from tests.support.models import make_mixture
 
 UPDATE = StepPlan(minibatches=2)
 SETTINGS = {
@@ -97,11 +96,6 @@ def run(layout, platform, model, batch, asked_in):
         with pytest.raises(UpdateStopped):
             actor.shard_log_probs(shard)
     return found == "stopped", same, found
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory):
-    return make_mixture(tmp_path_factory.mktemp("stops"))
 
 
 @pytest.mark.parametrize(

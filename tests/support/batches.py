@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlmath.algorithms.losses import LossInputs
 from rlmath.types import TrainingBatch
 
 
@@ -31,3 +32,20 @@ def batch_of_lengths(
         "loss_mask": torch.ones(total, dtype=torch.bool),
     }
     return TrainingBatch(**given | fields)
+
+
+def loss_inputs(share, log_probs, entropy=None):
+    """A whole share as one micro-batch of the objective."""
+    batch = share.batch
+    return LossInputs(
+        log_probs=log_probs,
+        old_log_probs=batch.old_log_probs,
+        engine_log_probs=batch.engine_log_probs,
+        advantages=batch.advantages,
+        mask=batch.loss_mask,
+        weights=share.weights,
+        sequence_ids=torch.repeat_interleave(torch.arange(len(batch)), batch.response_lengths),
+        ref_log_probs=batch.ref_log_probs,
+        entropy=entropy,
+        policy_factors=batch.policy_factors,
+    )

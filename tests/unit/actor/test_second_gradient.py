@@ -8,11 +8,12 @@ import torch
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.second_gradient import KL_SLOPES, SLOPES, second_gradients
 from rlmath.algorithms.correction import CorrectionConfig, correct
-from rlmath.algorithms.losses import LOSSES, LossInputs
+from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Share
 from tests.support.actors import make_batch
+from tests.support.batches import loss_inputs
 
 CORRECTIONS = ["token_truncate", "token_mask", "seq_truncate", "seq_mask_geometric", "seq_mask_sum"]
 
@@ -45,24 +46,13 @@ def share_of(plan, spread=0.3):
 
 def by_autograd(share, log_probs, plan, by_place=False):
     batch, own = share.batch, log_probs.clone().requires_grad_()
-    ids = torch.repeat_interleave(torch.arange(len(batch)), batch.response_lengths)
-    inputs = LossInputs(
-        log_probs=own,
-        old_log_probs=batch.old_log_probs,
-        engine_log_probs=batch.engine_log_probs,
-        advantages=batch.advantages,
-        mask=batch.loss_mask,
-        weights=share.weights,
-        sequence_ids=ids,
-        ref_log_probs=batch.ref_log_probs,
-        policy_factors=batch.policy_factors,
-    )
+    inputs = loss_inputs(share, own)
     policy_objective(inputs, plan.objective).loss.backward()
     given = own.grad.double()
     if by_place:
         within = [torch.arange(1, n + 1) / n for n in batch.response_lengths.tolist()]
         given = given * torch.cat(within)
-    return torch.zeros(len(batch), dtype=torch.float64).index_add(0, ids, given)
+    return torch.zeros(len(batch), dtype=torch.float64).index_add(0, inputs.sequence_ids, given)
 
 
 @pytest.mark.parametrize("loss", sorted(SLOPES))

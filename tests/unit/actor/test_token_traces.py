@@ -7,11 +7,12 @@ import torch
 
 from rlmath.actor.token_traces import traces_of
 from rlmath.actor.token_values import TokenValues
-from rlmath.algorithms.losses import LOSSES, LossInputs
+from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import ShardSettings, shards
+from tests.support.batches import loss_inputs
 
 LENGTHS = (5, 3, 7, 2)
 
@@ -51,19 +52,7 @@ def test_pulls_are_the_slopes_of_the_whole_minibatch(loss):
     now.requires_grad_()
     entropy = torch.rand(sum(LENGTHS), generator=generator)
     settings = ObjectiveSettings(loss=loss, kl_coef=0.05)
-    ids = torch.repeat_interleave(torch.arange(len(batch)), batch.response_lengths)
-    inputs = LossInputs(
-        log_probs=now,
-        old_log_probs=batch.old_log_probs,
-        engine_log_probs=batch.engine_log_probs,
-        advantages=batch.advantages,
-        mask=batch.loss_mask,
-        weights=share.weights,
-        sequence_ids=ids,
-        ref_log_probs=batch.ref_log_probs,
-        entropy=entropy,
-        policy_factors=batch.policy_factors,
-    )
+    inputs = loss_inputs(share, now, entropy)
     policy_objective(inputs, settings).loss.backward()
     # The ranks have the values in the order of their micro-batches.
     order = torch.randperm(sum(LENGTHS), generator=generator)
@@ -73,7 +62,7 @@ def test_pulls_are_the_slopes_of_the_whole_minibatch(loss):
     found = list(traces_of(share, values, settings, wanted, 1, False))
     assert [one.place for one in found] == places[1:3]
     for one in found:
-        rows = ids == places.index(one.place)
+        rows = inputs.sequence_ids == places.index(one.place)
         torch.testing.assert_close(one.values["pulls"], -now.grad[rows], rtol=1e-5, atol=1e-8)
         for name in ("old_log_probs", "advantages", "policy_factors", "loss_mask"):
             assert torch.equal(one.values[name], getattr(batch, name)[rows])

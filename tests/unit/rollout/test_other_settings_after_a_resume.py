@@ -8,9 +8,8 @@ import pytest
 from rlmath.data import ProblemStream
 from rlmath.engines.requests import cut_sample
 from rlmath.errors import UserError
-from rlmath.rollout.group_state import group_from_state, group_to_state
+from rlmath.rollout.group_state import check_resumed_groups, group_from_state, group_to_state
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger, LedgerError
-from rlmath.rollout.resumed_groups import check_resumed_groups
 from rlmath.types import Group
 from tests.support import fake_engines
 from tests.support.fake_engines import (
