@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rlmath.checks.algorithm import algorithm_problems
+from rlmath.config.load import load
 from rlmath.config.settings import by_key
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,3 +37,28 @@ def test_values_of_choices_exist(folder):
 def test_a_value_that_does_not_exist_is_found():
     assert wrong_advice("set reward.on_error=skip, or `data.malformed_rows=stop`.") == []
     assert wrong_advice("`reward.on_error=none`") == ["reward.on_error=none: one of stop, skip"]
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
+METHODS = ("LUSPO", "ScaleRL", "decoupled PPO", "TIS-REINFORCE", "DPPO of prime-rl")
+
+
+def read_table():
+    """Method to settings, from the rows of the page's table."""
+    rows = re.findall(r"^\| \*\*(.+?)\*\*.*?\|.*?\| `([^`]+)` \|", PAGE.read_text("utf-8"), re.M)
+    return {name: settings.split() for name, settings in rows}
+
+
+def compose(method):
+    return load([*read_table()[method], "model=tiny", "runner.run_dir=r"])
+
+
+def test_the_page_has_them_all():
+    assert tuple(read_table()) == METHODS
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_published_method_passes_checks_and_reads_every_setting(method):
+    config = compose(method)
+    assert list(algorithm_problems(config)) == []
+    assert config.algorithm.early_stop_ratio is None

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
 
+from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.losses.base import policy_loss
 from rlmath.algorithms.objective import policy_objective
@@ -128,3 +131,30 @@ def test_replacements_of_removed_settings_exist():
 
 def test_a_misspelled_setting_is_an_error_that_names_the_close_one():
     assert "did you mean algorithm.kl_coef" in refusal("algorithm.kl_coeff=0.1")
+
+
+PROGRAM = """
+import sys
+from rlmath.cli import main
+names = ["algorithm.loss=x", "algorithm.advantage=y"]
+code = main(["train", "model.path=m", "runner.run_dir=r", *names])
+print(code, [name for name in ("torch", "vllm", "megatron", "ray") if name in sys.modules])
+"""
+
+
+@pytest.mark.process
+def test_a_wrong_name_is_reported_without_importing_torch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "2 []"
+    assert "algorithm.loss=x" in done.stderr and "ppo_clip" in done.stderr
+    assert "algorithm.advantage=y" in done.stderr and "grpo" in done.stderr
+
+
+def test_aggregations_of_losses_are_aggregations():
+    # Losses whose papers take a mean over sequences.
+    of_means = LOSSES.having(lambda one: one.aggregations)
+    assert of_means == ["gmpo", "gspo", "gspo_token", "sapo"]
+    for loss in of_means:
+        kinds = LOSSES.traits(loss).aggregations
+        assert set(kinds) <= set(AGGREGATIONS.names())
+        assert kinds[0] == "seq_mean_token_mean"

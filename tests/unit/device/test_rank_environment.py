@@ -3,6 +3,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from rlmath.actor.rank_calls import RankCalls
 from rlmath.actor.settings import ActorSettings
 from rlmath.device import Platform
 from rlmath.device.environment import rank_environment
+from rlmath.device.gloo import INTERFACE, use_interface_of
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 
@@ -158,3 +160,34 @@ def test_each_ranks_process_starts_with_it(monkeypatch, tmp_path):
         assert variables[CONNECTIONS] == "1"
         assert variables["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
         assert variables[ALLOCATOR[1]] == "expandable_segments:False"
+
+
+@pytest.mark.parametrize(
+    ("address", "chosen", "expected"),
+    [
+        ("10.0.0.7", "", "eth1"),
+        ("127.0.0.1", "", "lo"),
+        ("10.0.0.7", "ib0", "ib0"),
+        ("192.168.9.9", "", None),
+        ("", "", None),
+    ],
+)
+def test_gloo_uses_the_interface_with_the_nodes_address_unless_one_is_chosen(
+    address, chosen, expected, monkeypatch
+):
+    def of(*addresses):
+        return [SimpleNamespace(address=one) for one in addresses]
+
+    interfaces = {
+        "lo": of("127.0.0.1"),
+        "tun0": of(""),
+        "eth0": of("10.0.1.7"),
+        "eth1": of("10.0.0.7"),
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setenv(INTERFACE, chosen)
+    if not chosen:
+        monkeypatch.delenv(INTERFACE)
+    use_interface_of(address)
+    assert os.environ.get(INTERFACE) == expected
+    monkeypatch.delenv(INTERFACE, raising=False)
