@@ -288,7 +288,6 @@ def _finish_mirror(config: Config) -> None:
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:
-    """Overview of what the command will do."""
     from rlmath.checks import overview
     from rlmath.checks import run as checks
     from rlmath.config import arithmetic

@@ -34,7 +34,6 @@ class UploadedRoutes:
         self._at_hand: tuple[int, EngineRoutes] | None = None
 
     def of(self, index: int) -> EngineRoutes:
-        """The routes of a micro-batch, on the device."""
         if self._at_hand is None or self._at_hand[0] != index:
             one = self._engine[index]
             uploaded = EngineRoutes(

@@ -29,8 +29,6 @@ _OF_BATCH = (
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """One sequence in its minibatch."""
-
     place: int  # Index in the step.
     minibatch: int  # Index from 0.
     discarded: bool  # Whether the minibatch changed no weight.

@@ -184,8 +184,6 @@ class LagTotals(Totals):
 
 @dataclass(frozen=True)
 class CorrectionTotals(Totals):
-    """Effect of a correction."""
-
     tokens: int  # Unmasked tokens.
     sequences: int  # Sequences with unmasked tokens.
     rejected: int  # Unmasked tokens with weight 0.

@@ -31,8 +31,6 @@ G = TypeVar("G")
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """Counts of a step's prompts."""
-
     requested: int  # Prompts submitted for this step.
     finished: int  # Groups that finished.
     kept: int  # Finished groups that passed the filter.

@@ -12,8 +12,6 @@ Kind = Literal["keep", "early_stop", "no_signal"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to keep a minibatch."""
-
     # keep; early_stop: discard, because the policy has moved too far or a number is not finite;
     # no_signal: discard, because the gradient is exactly 0 and a step would only apply old momentum
     # and weight decay.

@@ -166,7 +166,6 @@ def reason_to_drop(
 
 
 def drop_reasons() -> list[str]:
-    """All reasons for which a filter may drop a group."""
     traits = (GROUP_FILTERS.traits(name) for name in GROUP_FILTERS.names() if name != EVERY_GROUP)
     return [UNSCORED, *dict.fromkeys(one.reason for one in traits)]
 

@@ -29,8 +29,6 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
 
 @dataclass(frozen=True)
 class OffPolicyTotals(Totals):
-    """Effect of the mask."""
-
     tokens: int = 0  # Number of tokens in the loss.
     masked: int = 0  # How many of them were excluded.
 

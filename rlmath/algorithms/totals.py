@@ -22,8 +22,6 @@ def add(one: Any, other: Any) -> Any:
 
 @dataclass(frozen=True)
 class Totals:
-    """Base of totals."""
-
     def __add__(self, other: Self) -> Self:
         names = [one.name for one in fields(self)]
         sums = (add(getattr(self, name), getattr(other, name)) for name in names)

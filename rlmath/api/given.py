@@ -127,7 +127,6 @@ class Given:
         self.overrides.append(f"{part.setting}=[{', '.join(found)}]")
 
     def _item(self, argument: str, value: Any, part: Part) -> str:
-        """An item of the list of a setting."""
         if part.setting == "eval.benchmarks":
             benchmark, settings = value if isinstance(value, tuple) else (value, {})
             return format_value({"name": self._name_of(argument, benchmark, part), **settings})

@@ -28,8 +28,6 @@ class BrokenCheckpoint(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a checkpoint."""
-
     step: int
     metrics: Mapping[str, float]
     created_unix_s: float  # Creation time, in seconds since 1970.

@@ -29,8 +29,6 @@ class NotOurs(UserError):
 
 @dataclass(frozen=True)
 class Owner:
-    """A run that is mirrored."""
-
     run: str
     start: str
     place: str
@@ -100,7 +98,6 @@ def copies_of(folder: Path, step: int) -> Iterator[Path]:
 
 
 def is_manifest(checkpoint: Path, manifest: bytes) -> bool:
-    """Whether a checkpoint's manifest is the given one."""
     try:
         return (checkpoint / MANIFEST).read_bytes() == manifest
     except OSError:

@@ -50,16 +50,12 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest complete checkpoint."""
-
     path: Path | None  # None when there is none.
     skipped: list[Skipped]  # Newer incomplete ones, newest first.
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that the driver resumes from."""
-
     path: Path
     step: int
     driver_state: dict[str, Any]  # As given to CheckpointStore.commit, like metrics.

@@ -45,8 +45,6 @@ class GradingNode:
 
 @dataclasses.dataclass
 class _Node:
-    """The driver's state of a node."""
-
     node_id: str
     actor: Any  # Its handle; None: the node is lost.
     restarts: int = 0  # Number of restarts of the actor.
@@ -86,7 +84,6 @@ class NodeWorkers:
         self._leave()
 
     def submit(self, job: dict[str, Any]) -> Future[Result]:
-        """Queue a job; its future always gets a result."""
         future: Future[Result] = Future()
         if self._closed.is_set():
             future.set_result(Result({"error": CLOSED}, 0.0))

@@ -30,7 +30,6 @@ def quoted_path(path: str | Path) -> str:
 
 
 def override(key: str, value: Any) -> str:
-    """``key=value`` of a setting."""
     return f"{key}={format_value(value, key)}"
 
 

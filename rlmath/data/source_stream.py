@@ -117,7 +117,6 @@ class SourceStream:
         return row_of(self._name, self._taken, fields)
 
     def _problem(self, row: Row) -> Problem | str:
-        """The problem of a row, or why it is left out."""
         data = self._data
         drafts, skipped = usable_rows([row], data, self._renderer, self._target)
         if not drafts:

@@ -27,7 +27,6 @@ def recorder_environment(log_dir: str) -> dict[str, str]:
 
 
 def remove_records(log_dir: str) -> None:
-    """Remove the records of earlier attempts."""
     for file in Path(log_dir).glob(f"{PREFIX}*"):
         file.unlink(missing_ok=True)
 

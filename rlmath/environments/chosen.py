@@ -84,7 +84,6 @@ class Chosen:
             raise ConfigError(f"{setting}: {error}") from error
 
     def _parser(self, tokenizer: Any) -> str | Parser:
-        """The parser of calls in a chat."""
         name = self._rollout.tool_parser
         if name is None or name in PARSERS or not self.schemas:
             return name or "auto"

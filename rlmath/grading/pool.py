@@ -130,7 +130,6 @@ class WorkerPool:
             thread.start()
 
     def submit(self, job: dict[str, Any]) -> Future[Result]:
-        """Queue a job; its future always gets a result."""
         future: Future[Result] = Future()
         if self._closed.is_set():
             _refuse((job, future))

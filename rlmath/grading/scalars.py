@@ -145,7 +145,6 @@ class ScalarComparer(ABC):
         return every(self.nodes(x, y) for x, y in zip(one, two, strict=True))
 
     def scalars(self, a: Node, g: Node) -> Verdict:
-        """Equality of two expressions."""
         if a == g:
             return True
         x, y = exact_value(a), exact_value(g)

@@ -22,8 +22,6 @@ _STEPS = 512
 
 @dataclass(frozen=True)
 class InFp8:
-    """Parts of the engines that use FP8."""
-
     matrices: bool = False  # Products of layers (rollout.quantization).
     kv_cache: bool = False  # Keys and values (rollout.kv_cache_dtype).
 

@@ -52,7 +52,6 @@ class ParallelRank:
 
     @property
     def global_ranks(self) -> list[int]:
-        """Global ranks of ``group``, in order."""
         return [0] if self.group is None else dist.get_process_group_ranks(self.group)
 
     @property

@@ -409,7 +409,6 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _architecture(fields: Fields) -> str:
-    """The model's class."""
     names = fields.given.get("architectures")
     if not isinstance(names, list | tuple) or not names:
         raise ModelError("no field architectures, which names the class of the model")

@@ -31,7 +31,6 @@ CHAT_TEMPLATE = (
 
 
 def vocabulary() -> dict[str, int]:
-    """Symbols and their ids."""
     from tokenizers import pre_tokenizers
 
     symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS]

@@ -92,7 +92,6 @@ def attribute_of(module: ModuleType, attribute: str) -> Any:
 
 
 def public_functions(module: ModuleType) -> list[str]:
-    """Names of the functions that a module defines."""
     return [name for name in _public(module) if not isinstance(getattr(module, name), type)]
 
 
@@ -166,8 +165,6 @@ def receive(sources: tuple[Source, ...]) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """The plug-ins that a process imported."""
-
     failed: tuple[str, ...]  # A message for each that could not be imported.
     hashes: dict[str, str]  # Hashes of the source files of the others, by name.
 

@@ -18,7 +18,6 @@ _LIBRARIES = tuple(_PATHS[name] for name in ("stdlib", "purelib", "platlib"))
 def reward_error(
     label: str, error: BaseException, count: int, columns: Mapping[str, Any]
 ) -> RewardError:
-    """The error for an exception in a reward's code."""
     text = f"reward {label}: {type(error).__name__}: {error}"
     place = _place(error)
     if place is not None:

@@ -248,7 +248,6 @@ class RewardMix:
         samples: Sequence[Sample],
         prescored: Sequence[Partial] | None = None,
     ) -> list[Partial]:
-        """:meth:`begin_score` for samples of one problem."""
         return self.begin_score(
             [s.text for s in samples], prescored=prescored, **group_columns(problem, samples)
         )

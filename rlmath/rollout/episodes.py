@@ -301,7 +301,6 @@ class Episodes:
         return answer
 
     def _turns(self, sample: Sample) -> list[Turn]:
-        """The model's turns."""
         spans = [(a, b) for kind, a, b in sample.pieces() if kind == "model"]
         pieces = [sample.token_ids[a:b].tolist() for a, b in spans]
         before = 0 if self._environment.has_state else len(sample.calls)

@@ -55,8 +55,6 @@ class LedgerError(UserError):
 
 @dataclass
 class Balance:
-    """State from the events of a run."""
-
     events: int = 0  # Number of events.
     admitted: int = 0  # Number of admitted groups.
     ended: Counter[str] = field(default_factory=Counter)  # Number of groups by how they ended.

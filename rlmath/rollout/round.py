@@ -12,8 +12,6 @@ from rlmath.types import Group, Problem
 
 @dataclass
 class Round:
-    """A step's sampling."""
-
     step: int  # The optimization step, from 1.
     finished: dict[int, Group]  # Graded groups by ordinal, including dropped ones.
     dropped: dict[str, str]  # Reason of the drop by problem.

@@ -343,7 +343,6 @@ class Sampler:
         return seen
 
     def _update_rates(self, finished: Mapping[int, Group], step: int) -> None:
-        """Record pass rates of problems."""
         if not self._config.algorithm.curriculum.cooldown:
             return
         for _, group in sorted(finished.items()):

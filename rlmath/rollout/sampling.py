@@ -11,8 +11,6 @@ from rlmath.rollout.pool import RolloutPool
 
 @dataclass(frozen=True)
 class Sampling:
-    """Components that sample and grade."""
-
     pool: RolloutPool  # The engines, ready, and connected to the actor if there is one.
     rewards: RewardMix  # The reward mix.
     collector: Collector  # Grades the pool's samples while others are sampled.

@@ -179,7 +179,6 @@ class StepSampling:
         return self._parts.overlap.budget_tokens
 
     def _next(self) -> list[Request]:
-        """Requests of the present groups."""
         groups, self._to_continue = self._to_continue, []
         requests = [one for group in groups for one in self._continue(group, self._budget_tokens)]
         requests += self._replace_dropped()

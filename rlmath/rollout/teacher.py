@@ -35,8 +35,6 @@ class TeacherError(ComponentError):
 
 @dataclass(frozen=True)
 class ToScore:
-    """A sequence for the teacher."""
-
     name: str  # Name of problem and sample, for messages.
     prompt_token_ids: tuple[int, ...]  # Prompt of the problem.
     sample: Sample  # Sample with the tokens to score.

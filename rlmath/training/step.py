@@ -57,8 +57,6 @@ from rlmath.types import Group, TrainingBatch
 
 @dataclass(frozen=True)
 class Trained:
-    """A step that was trained."""
-
     metrics: dict[str, float]  # Its metrics except the timings, which the monitor has.
     groups: Sequence[Group]  # Groups that it trained on.
     # Its runner.check_export_sequences shortest sequences; None when there are none.

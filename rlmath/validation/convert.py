@@ -35,8 +35,6 @@ _ACTOR = "actor"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointModel:
-    """A checkpoint's record of its model."""
-
     folder: Path
     spec: dict[str, Any]
     dtype: torch.dtype

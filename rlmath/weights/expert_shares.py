@@ -51,8 +51,6 @@ NOTHING = ExpertShare(frozenset())
 
 @dataclass(frozen=True)
 class Need:
-    """The share that a rank needs, and its machine."""
-
     share: ExpertShare
     node: str
 

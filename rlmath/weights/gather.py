@@ -448,8 +448,6 @@ class BucketGatherer:
 
 @dataclass
 class _Pending:
-    """A bucket in transfer."""
-
     # The bucket's tensors, still without other ranks' parts; empty if not wanted here. May be a
     # part of an expert's tensor.
     whole: dict[str, Tensor]
@@ -468,7 +466,6 @@ class _Pending:
             self.messages += [(work, buffers) for work in works]
 
     def place(self, run: Run) -> Tensor:
-        """The destination view of a run."""
         start = run.start - self.starts.get(run.name, 0)
         return self.whole[run.name].narrow(run.dim, start, run.length)
 

@@ -58,8 +58,6 @@ class Framework:
 
 
 def when(text: str, condition: Callable[[Given], bool]) -> Callable[[Given], str]:
-    """A note that is printed if the condition holds."""
-
     def note(given: Given) -> str:
         return text if condition(given) else ""
 
@@ -100,8 +98,6 @@ def data_paths(names: Any, config: Any = None, split: Any = None) -> list[str]:
 
 
 def trackers(key: str) -> Callable[[Given], Settings]:
-    """Their loggers that exist here."""
-
     def convert(given: Given) -> Settings:
         names = given[key] if isinstance(given[key], list) else [given[key]]
         known = [str(one) for one in names if str(one) in _TRACKERS]

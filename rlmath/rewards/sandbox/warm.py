@@ -261,7 +261,6 @@ class WarmSandboxes:
         return self._start()
 
     def give_back(self, sandbox: Sandbox) -> None:
-        """Give back a sandbox of :meth:`take`."""
         sandbox.forget()
         with self._changed:
             self._idle.append(sandbox)
