@@ -106,7 +106,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
             graded["answer"],
             graded["rewards"],
             graded["method"],
-            graded.get("untabled", False),  # not in groups saved before it was recorded
+            graded["untabled"],
         )
         for graded in state["samples"]
     )
@@ -132,7 +132,7 @@ def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any])
         sampler: The sampler's state in it.
     """
     limit = config.rollout.max_response_tokens
-    live = [group["max_tokens"] for group in sampler.get("live", ())]
+    live = [max(group["max_tokens"]) for group in sampler.get("live", ())]
     waiting = [
         response_tokens(one["sample"])
         for _, group in sampler.get("carried_over", ())

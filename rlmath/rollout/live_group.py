@@ -86,8 +86,7 @@ class LiveGroup:
             "step": self.step,
             "problem_id": self.problem.id,
             **prompt_to_state(self.problem),
-            "max_tokens": max(one.max_tokens for one in self.requests),
-            "own_max_tokens": [one.max_tokens for one in self.requests],
+            "max_tokens": [one.max_tokens for one in self.requests],
             "temperature": first.temperature,
             "ignore_eos": first.ignore_eos,
             "seeds": [one.seed for one in self.requests],
@@ -112,9 +111,7 @@ class LiveGroup:
             in_environment: As in ``requests_for``, for the continuing run.
         """
         problem = with_saved_prompt(problem, state)
-        seeds = state["seeds"]
-        # Older runs saved one for all.
-        longest = state.get("own_max_tokens") or [state["max_tokens"]] * len(seeds)
+        of_samples = zip(state["seeds"], state["max_tokens"], strict=True)
         requests = tuple(
             Request(
                 problem.id,
@@ -128,7 +125,7 @@ class LiveGroup:
                 wants_routes=wants_routes,
                 problem=problem if in_environment else None,
             )
-            for index, (seed, max_tokens) in enumerate(zip(seeds, longest, strict=True))
+            for index, (seed, max_tokens) in enumerate(of_samples)
         )
         found = cls(state["ordinal"], state["step"], problem, requests)
         for sample in (*state["finished"], *state["cut"]):

@@ -122,9 +122,7 @@ class Saver:
             pool.sleep()  # The ranks need the room for all of their state; the sync wakes them.
         self._actor.load_checkpoint(checkpoint.path)
         for name, part in self._states.items():
-            # A checkpoint of an earlier version has no plug-ins.
-            if name in checkpoint.driver_state or name != "plugins":
-                part.load_state_dict(checkpoint.driver_state[name])
+            part.load_state_dict(checkpoint.driver_state[name])
         if pool is not None:
             sync_weights(self._actor, pool, checkpoint.driver_state["weights_version"])
         if self._store.owns(checkpoint.path):
