@@ -17,4 +17,4 @@ Megatron.
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.space import DiskFull, checkpoint_bytes, held_bytes, naming_full_disk
-from rlmath.checkpoint.store import Checkpoint, CheckpointStore, Newest, Skipped
+from rlmath.checkpoint.store import Checkpoint, CheckpointStore

@@ -8,27 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlmath.algorithms.correction import CorrectionConfig
-from rlmath.algorithms.filters import FilterConfig, TruncatedRule
 from rlmath.config.actor import ActorConfig, Layers, Logits, Recompute
-from rlmath.config.algorithm import (
-    AlgorithmConfig,
-    CurriculumConfig,
-    KlPlace,
-    LengthStage,
-    OldLogProbs,
-    ReferenceConfig,
-    ReferenceKind,
-)
+from rlmath.config.algorithm import AlgorithmConfig, OldLogProbs
 from rlmath.config.alignment import AlignmentConfig, OnMisalignment
 from rlmath.config.cluster import ClusterConfig, Device, Placement
-from rlmath.config.collapse import CollapseAction, CollapseConfig
+from rlmath.config.collapse import CollapseConfig
 from rlmath.config.data import DataConfig, MalformedRow, OverlongPrompt
 from rlmath.config.eval import BenchmarkItem, EvalConfig
 from rlmath.config.model import DType, ModelConfig
 from rlmath.config.optimizer import OptimizerConfig, Schedule
-from rlmath.config.precision import PrecisionConfig, ProductDType
-from rlmath.config.reward import CompletionFormat, Fallback, OnRewardError, RewardConfig, RewardItem
+from rlmath.config.precision import PrecisionConfig
+from rlmath.config.reward import CompletionFormat, OnRewardError, RewardConfig, RewardItem
 from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.runner import RunnerConfig
 from rlmath.config.sft import SftConfig

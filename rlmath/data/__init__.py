@@ -3,5 +3,4 @@
 from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.data.load import Example, load_examples, load_problems
 from rlmath.data.prompts import load_tokenizer
-from rlmath.data.report import LoadReport
 from rlmath.data.stream import ProblemStream, Stream
