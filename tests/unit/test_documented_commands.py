@@ -113,7 +113,7 @@ def check_drill(command, patch):
     """Its settings, shrunk, and the names of its faults."""
     words = command.words[1:]
     assert main([*words, "--check"]) == 0
-    has_test("tests/e2e/test_drill.py", words[1])(command, patch)
+    has_test("e2e/test_drill.py", words[1])(command, patch)
 
 
 def check_settings(command, patch, machine=NODE):
@@ -173,7 +173,7 @@ def check_quickstart(command, patch):
     words = command.words[2:]
     chosen = [] if any(one in words for one in EXPERIMENTS) else EXPERIMENTS[:1]
     assert main(["train", *chosen, *words, "--check"]) == 0
-    has_test("tests/e2e/test_quickstart.py")(command, patch)
+    has_test("e2e/test_quickstart.py")(command, patch)
 
 
 def check_sources(command, patch):
@@ -182,7 +182,7 @@ def check_sources(command, patch):
     words = command.words[2:]
     names = words[: words.index("--to")]
     assert set(names) <= set(SOURCES)
-    has_test("tests/unit/toolkits/test_data_toolkits.py")(command, patch)
+    has_test("unit/toolkits/test_data_toolkits.py")(command, patch)
     has_options(command, patch)
 
 
@@ -237,7 +237,7 @@ def parses_selfcheck(command, patch):
     selfcheck.add_arguments(parser)
     _, rest = take_settings(command.words[2:], selfcheck.SETTINGS)
     select(parser.parse_args(rest).only)
-    has_test("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
+    has_test("e2e/test_selfcheck.py", "selfcheck")(command, patch)
 
 
 def parses_grade(command, patch):
@@ -245,7 +245,7 @@ def parses_grade(command, patch):
     parser = argparse.ArgumentParser()
     grade_command.add_arguments(parser)
     assert parser.parse_args(command.words[2:]).file
-    has_test("tests/unit/grading/test_grading_command.py", '"grade"')(command, patch)
+    has_test("unit/grading/test_grading_command.py", '"grade"')(command, patch)
 
 
 def names_tests(command, patch):
@@ -256,12 +256,12 @@ def names_tests(command, patch):
 
 
 def has_test(path, word=None):
-    """Another test, or a script that runs with the tests, runs it."""
+    """Another test, or a script that runs with the tests, runs it. ``path``: below ``tests``."""
 
     def has_it(command, patch):
         words = command.words
         wanted = word or next(Path(one).stem for one in words if one.endswith((".py", ".sh")))
-        assert wanted in (ROOT / path).read_text(encoding="utf-8")
+        assert wanted in (ROOT / "tests" / path).read_text(encoding="utf-8")
 
     return has_it
 
@@ -284,20 +284,17 @@ RULES = [
     (r"rlmath selfcheck gpu --list", run),
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),
-    (r"rlmath report ", has_test("tests/unit/commands/report/test_report_page.py", '"report"')),
+    (r"rlmath report ", has_test("unit/commands/report/test_report_page.py", '"report"')),
     (r"rlmath drill .*--check", run),
-    (r"rlmath drill --table ", has_test("tests/unit/commands/drill/test_catalog.py", '"--table"')),
+    (r"rlmath drill --table ", has_test("unit/commands/drill/test_catalog.py", '"--table"')),
     (r"rlmath drill ", check_drill),
-    (r"rlmath test ", has_test("tests/e2e/test_recipe_test.py", '"test"')),
-    (r"rlmath why ", has_test("tests/unit/commands/test_why.py", '"why"')),
-    (r"rlmath replay ", has_test("tests/e2e/test_algorithms.py", "check_replay(")),
-    (r"rlmath bisect ", has_test("tests/unit/commands/bisect/test_bisect.py", '"bisect"')),
-    (
-        r"rlmath explain ",
-        has_test("tests/unit/commands/explain/test_explain_command.py", '"explain"'),
-    ),
+    (r"rlmath test ", has_test("e2e/test_recipe_test.py", '"test"')),
+    (r"rlmath why ", has_test("unit/commands/test_why.py", '"why"')),
+    (r"rlmath replay ", has_test("e2e/test_algorithms.py", "check_replay(")),
+    (r"rlmath bisect ", has_test("unit/commands/bisect/test_bisect.py", '"bisect"')),
+    (r"rlmath explain ", has_test("unit/commands/explain/test_explain_command.py", '"explain"')),
     (r"rlmath publish .* --card-only", publish_card),
-    (r"rlmath publish ", has_test("tests/unit/commands/test_publish.py", "publish")),
+    (r"rlmath publish ", has_test("unit/commands/test_publish.py", "publish")),
     (r"rlmath sample ", check_sample),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
@@ -305,51 +302,45 @@ RULES = [
     (r"rlmath train --config-dir my_conf ", check_planned),
     (
         r"rlmath (import|train --config-dir imported) ",
-        has_test("tests/unit/commands/importing/test_import.py", '"import"'),
+        has_test("unit/commands/importing/test_import.py", '"import"'),
     ),
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (
         r"python -m toolkits.pages.coming_from",
-        has_test("tests/unit/commands/importing/test_import.py", "toolkits.pages.coming_from"),
+        has_test("unit/commands/importing/test_import.py", "toolkits.pages.coming_from"),
     ),
-    (r"python make_data.py", has_test("tests/e2e/test_coming_from.py", "make_data.py")),
+    (r"python make_data.py", has_test("e2e/test_coming_from.py", "make_data.py")),
     (
         r"python -m toolkits.pages.settings",
-        has_test("tests/unit/config/test_settings_page.py", "settings_page"),
+        has_test("unit/config/test_settings_page.py", "settings_page"),
     ),
-    (r"python -m toolkits.pages.api", has_test("tests/unit/api/test_docs.py", "api_page")),
-    (r"python -m rlmath.quickstart.make ", has_test("tests/e2e/conftest.py", "quickstart.make")),
+    (r"python -m toolkits.pages.api", has_test("unit/api/test_docs.py", "api_page")),
+    (r"python -m rlmath.quickstart.make ", has_test("e2e/conftest.py", "quickstart.make")),
     (
         r"\.venv/bin/python -m tests.e2e.golden_curve",
-        has_test("tests/e2e/test_golden_curve.py", "golden_curve"),
+        has_test("e2e/test_golden_curve.py", "golden_curve"),
     ),
     (r"python -m tests.distributed.healthy_steps", has_options),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
-    (
-        r"rlmath validate ",
-        has_test("tests/distributed/test_weights_toolkits.py", "validate_logprobs"),
-    ),
-    (
-        r"rlmath convert ",
-        has_test("tests/distributed/test_weights_toolkits.py", "convert_checkpoint"),
-    ),
+    (r"rlmath validate ", has_test("distributed/test_weights_toolkits.py", "validate_logprobs")),
+    (r"rlmath convert ", has_test("distributed/test_weights_toolkits.py", "convert_checkpoint")),
     (r"python benchmarks/", has_options),
     (r"rlmath --help", run),
     (r"bash launchers/quickstart.sh", check_quickstart),
-    (r"bash launchers/docs.sh", has_test("tests/unit/test_site.py", "launchers/docs.sh")),
+    (r"bash launchers/docs.sh", has_test("unit/test_site.py", "launchers/docs.sh")),
     (r"bash launchers/test.sh", names_tests),
     (r"(RANK=\d+ WORLD_SIZE=16 )bash launchers/launch_cluster.sh ", check_cluster),
     (r"launchers/run_math_grpo.sh ", check_cluster),
-    (r"launchers/gpu_run.sh ", has_test("tests/unit/toolkits/test_gpu_run.py")),
+    (r"launchers/gpu_run.sh ", has_test("unit/toolkits/test_gpu_run.py")),
     (r"sbatch ", check_cluster),
     (r"kubectl ", check_kubernetes),
-    (r"ray_utils/check_ray.sh ", has_test("tests/e2e/test_cluster.py")),
-    (r"\.venv/bin/(ruff|mypy)", has_test("launchers/test.sh", ".venv/bin/mypy")),
+    (r"ray_utils/check_ray.sh ", has_test("e2e/test_cluster.py")),
+    (r"\.venv/bin/(ruff|mypy)", has_test("../launchers/test.sh", ".venv/bin/mypy")),
     # Up to its refusals it runs in tests/unit/test_scripts.py; the rest takes 10 GB.
-    (r"(bash )?launchers/setup.sh cuda", has_test("launchers/setup.sh", "auto | cpu | cuda)")),
-    (r"source .venv/bin/activate", has_test("launchers/setup.sh", "-m venv .venv")),
+    (r"(bash )?launchers/setup.sh cuda", has_test("../launchers/setup.sh", "auto | cpu | cuda)")),
+    (r"source .venv/bin/activate", has_test("../launchers/setup.sh", "-m venv .venv")),
     (r"hf download \S+ --local-dir ", elsewhere("fetches a model")),
     (r"hf auth login", elsewhere("asks for a password")),
     (r"docker run ", elsewhere("needs Docker")),
