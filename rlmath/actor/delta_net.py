@@ -118,10 +118,8 @@ def mix_linear_layers(
     """Layer specs of a chunk with linear attention in place of attention where the model has it.
 
     Args:
-        layers: Specs of layers with attention.
         config: Megatron's ``TransformerConfig``.
         offset: Number of layers before the chunk.
-        norm: Class of norms.
         first: Class of matrices that tensor ranks share by rows; last: by columns.
     """
     modules = gated_delta_net.GatedDeltaNetSubmodules(first, GatedNorm, last)

@@ -339,7 +339,6 @@ class RankModel:
         Args:
             signals: Size of the gradient that goes back, for each micro-batch of the last pass;
                 only ranks of the last stage have it.
-            count: Micro-batches.
         """
         from megatron.core import parallel_state
 

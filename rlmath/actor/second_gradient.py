@@ -74,7 +74,6 @@ def second_gradients(share: Share, log_probs: Tensor, plan: StepPlan) -> Tensor:
     there is no second formula.
 
     Args:
-        share: A minibatch.
         log_probs: ``[R]`` float32, the policy's in its update, on the CPU.
     """
     batch, objective = share.batch, plan.objective

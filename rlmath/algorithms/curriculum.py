@@ -111,7 +111,6 @@ class PassRates:
         Args:
             passed: Right samples.
             graded: Graded samples; with 0 nothing changes.
-            step: The step of the visit.
         """
         if not graded:
             return

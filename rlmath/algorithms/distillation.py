@@ -82,7 +82,6 @@ def distill(
             token out.
         mask: ``[R]`` bool, tokens in the loss.
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-        coef: Weight.
         clip: Bound, in nats.
 
     Raises:

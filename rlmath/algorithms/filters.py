@@ -140,7 +140,6 @@ def reason_to_drop(
     different group size.
 
     Args:
-        settings: The filter.
         rewards: Rewards of the group's samples; ``None`` where unscored.
         correct: Whether each sample is right; ``None`` where ungraded.
         options: The filter's options; ``None``: its defaults.
@@ -206,7 +205,6 @@ def handle_truncated(
     Args:
         rewards: ``[N]`` float.
         truncated: ``[N]`` bool.
-        rule: One of these rules.
         penalty: In units of the reward; only for ``penalize``.
         factor: From 0 to below 1; only for ``scale``.
 

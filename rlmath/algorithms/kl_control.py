@@ -18,11 +18,9 @@ def next_kl_coef(
     ``coef (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)``.
 
     Args:
-        coef: The current coefficient.
         kl: Mean KL of this step's responses, in the target's unit (nats per token or sequence).
         target: KL to hold.
         horizon_samples: Samples over which an error of 20 % changes the coefficient by 20 %.
-        samples: Samples of this step.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coef * (1.0 + error * samples / horizon_samples)
@@ -39,7 +37,6 @@ def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float
         kl: ``[R]`` k1 of the old policy against the reference, in nats, without gradient.
         mask: ``[R]`` bool; false tokens cost nothing.
         response_lengths: ``[N]`` int64, in tokens.
-        coef: Weight.
 
     Returns:
         ``[R]``, in the KL's dtype.

@@ -87,7 +87,6 @@ class RolloutEngine(Engine):
         Args:
             generation: Number of the pool's ``generate``. A higher one than before drops what the
                 engine still has; calls with a lower one come too late and do nothing.
-            requests: To add.
             timeout_s: Longest wait.
         """
         if requests and not self._weights_valid:

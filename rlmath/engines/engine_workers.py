@@ -76,7 +76,6 @@ def check_gpus(found: Sequence[int], assigned: Sequence[int] | None, names: Sequ
     Args:
         found: Number of each worker's GPU on the node.
         assigned: Numbers of the reserved GPUs, as vLLM interpreted ``names``.
-        names: Ray's names of the GPUs.
     """
     if assigned is None or list(found) != list(assigned)[: len(found)]:
         raise RuntimeError(

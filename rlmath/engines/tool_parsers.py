@@ -33,7 +33,6 @@ def vllm_tool_parser(
     Args:
         name: As ``vllm serve --tool-call-parser`` takes it.
         tokenizer: The model's.
-        tools: Schemas of the tools.
 
     Raises:
         ConfigError: There is none of that name, or the tokenizer has no tokens that it needs.

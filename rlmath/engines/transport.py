@@ -121,7 +121,6 @@ class Transport:
         """The plan of each trainer rank. Called by the driver.
 
         Args:
-            world_size: Number of trainer ranks.
             gpus: Asks each rank for the UUID of its GPU.
         """
         return plan.of_ranks(world_size)

@@ -32,8 +32,6 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
     ``sum_a C(votes, a) x^a``, ``a <= t``, for each wrong answer.
 
     Args:
-        correct: Samples with the right answer.
-        wrong: Samples with each of the wrong answers.
         k: Samples that vote, from 1 to all of them.
 
     Raises:

@@ -128,7 +128,6 @@ def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any])
     groups have.
 
     Args:
-        path: Path of the checkpoint, for the message.
         sampler: The sampler's state in it.
     """
     limit = config.rollout.max_response_tokens

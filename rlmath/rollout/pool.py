@@ -170,7 +170,6 @@ class RolloutPool:
         (``generation.py``). A caller that stops early ends the unfinished requests.
 
         Args:
-            requests: The first requests.
             more: Called after every answer of an engine for requests to add. It may wait when it
                 learns that no engine has work; if it returns nothing then, the round ends.
             journal: Source of existing samples, which engines need not make; keeps the others.

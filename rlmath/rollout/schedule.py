@@ -49,7 +49,6 @@ def live_target(cut_groups: int, groups_per_step: int, max_lag: int) -> int:
     a budget that no response reaches it is ``G``.
 
     Args:
-        cut_groups: Groups that the last step cut.
         groups_per_step: ``G``.
         max_lag: ``K``.
     """

@@ -386,7 +386,6 @@ def _again(
 
     Args:
         rows: Sequences to run, one for each data-parallel rank at least, the worst among them.
-        sequence: The worst.
         farthest: Its row of ``Alignment.farthest``.
         noise: The actor against itself.
     """

@@ -56,12 +56,7 @@ class Need:
 
 
 def are_worth_it(needs: Iterable[Need], num_experts: int, layer_holders: int) -> bool:
-    """Whether sharing sends less per rank than a broadcast.
-
-    Args:
-        num_experts: Experts per layer.
-        layer_holders: Ranks with experts of one layer.
-    """
+    """Whether sharing sends less per rank than a broadcast."""
     return sum(need.share.fraction(num_experts) for need in needs) < layer_holders
 
 

@@ -113,7 +113,6 @@ def compare_fingerprints(
     that differ or are missing on one side.
 
     Args:
-        sent: Fingerprints on the trainer.
         held: Fingerprints on the other side; ``None``: an unreadable tensor.
         where: Name of the other side, for the message.
     """

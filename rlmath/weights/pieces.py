@@ -175,7 +175,6 @@ def local_tensor(
     Args:
         entry: Entry of the family's table.
         tp_rank: For an expert's entry, the rank in the expert tensor-parallel group.
-        tp_size: Size of that group.
         padded_vocab: Rows of the embedding over all ranks, with padding; used only by the
             vocabulary rule.
         layer: Global number from 0, for entries of a layer.

@@ -48,7 +48,6 @@ def columns_in(part: WeightSlice | None, name: str, start: int, count: int) -> l
     Args:
         part: The slice; ``None``: everything.
         start: The run's first column in the whole tensor.
-        count: Number of its columns.
     """
     chosen = () if part is not None and name not in part else None if part is None else part[name]
     if chosen is None:
@@ -70,7 +69,6 @@ def fingerprint_in(
 
     Args:
         part: The slice; ``None``: everything.
-        values: The run.
         row: Index of its first row in the whole tensor.
         column: Index of its first column.
         dtype: Type to which the values are first converted; ``None``: none.

@@ -71,7 +71,6 @@ def sync_time(
 
     Args:
         weights_bytes: Size of all tensors as they are sent.
-        engine_tp: Workers of an engine.
         colocated: Engines share the actor's GPUs.
     """
 

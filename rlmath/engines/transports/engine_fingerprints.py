@@ -96,7 +96,6 @@ def _of_packed(
     """Fingerprints of the parts of one packed matrix, which are rows or all of it.
 
     Args:
-        parts: Parts of one module.
         dtype: The model's type; a router's packed matrix may be wider.
         wanted: Only this slice; ``None``: everything.
     """
@@ -226,7 +225,6 @@ def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, 
     end; ``None`` if the order of their elements is unknown.
 
     Args:
-        module: The layer.
         chosen: Only these of this worker's experts; ``None``: all.
     """
     from vllm import _custom_ops as ops

@@ -43,7 +43,6 @@ class ChosenGroups(StepCheck):
         """A sentence if shuffled problems come in the order of the last steps.
 
         Args:
-            problems: Ids of the problems of the step, in order.
             data: Settings of the stream.
         """
         count = min(len(problems), len(self._problems))
@@ -70,7 +69,6 @@ def equal_groups(keep: str, groups: Sequence[Group]) -> list[str]:
 
     Args:
         keep: ``algorithm.filter.keep``.
-        groups: To train on.
     """
     if keep not in DIFFERENT:
         return []

@@ -54,7 +54,6 @@ def wrong_loss(
     """Sentences about a minibatch whose loss is not the sum of its terms, or has no gradient.
 
     Args:
-        figures: Its metrics.
         kl_coef: Coefficient of the KL term in the loss; 0: there is none.
         entropy_coef: Coefficient of the entropy bonus.
         has_gradient: Whether its advantages say that it has a gradient.

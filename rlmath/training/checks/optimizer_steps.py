@@ -88,7 +88,6 @@ def wrong_rates(
     Args:
         settings: See :func:`scheduled_rate`.
         taken: Optimizer steps before the first one.
-        minibatches: Their metrics.
     """
     broken = []
     for index, figures in enumerate(minibatches):

@@ -100,7 +100,6 @@ def expected_sequences(
     """Expected sequences of a step, from its samples.
 
     Args:
-        groups: To train on.
         tokens: ``[N]`` int64, of each sample in the loss.
         weights: Weights of the rewards that count, by label.
     """

@@ -87,12 +87,7 @@ def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:
 
 
 def moved_scores(name: str, first: LogProbs, again: LogProbs) -> list[str]:
-    """A sentence if a teacher scores a sequence otherwise than before.
-
-    Args:
-        first: Its log-probs at first.
-        again: Its current log-probs.
-    """
+    """A sentence if a teacher scores a sequence otherwise than before."""
     # Tokens that it rules out are minus infinity both times.
     different = first != again
     off = float(np.abs(first[different] - again[different]).sum() / max(1, len(first)))

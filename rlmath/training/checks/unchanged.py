@@ -125,7 +125,6 @@ def unchanged_parts(
     """A sentence if any rank has parts that should have changed.
 
     Args:
-        dtype: Type of the weights.
         unchanged: Unchanged parts of each rank; ``None``: not known.
     """
     stuck: dict[str, dict[int, Run]] = {}

@@ -72,12 +72,7 @@ SUMS: dict[str, _Sums] = {
 
 
 def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[WeightSums]:
-    """Expected report of each minibatch of a step; nothing for an aggregation of a plug-in.
-
-    Args:
-        config: Its aggregation and number of minibatches.
-        seed: Seed of the split into minibatches.
-    """
+    """Expected report of each minibatch of a step; nothing for an aggregation of a plug-in."""
     algorithm = config.algorithm
     if algorithm.aggregation not in SUMS:
         return []
