@@ -1,5 +1,3 @@
-"""Checks of ``runner.profile``."""
-
 from __future__ import annotations
 
 import shutil

@@ -1,5 +1,3 @@
-"""Metrics of the graded samples of benchmarks."""
-
 from __future__ import annotations
 
 import math

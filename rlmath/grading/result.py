@@ -1,5 +1,3 @@
-"""Grades and their statuses."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Seconds of each phase of a step."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""Rewards by name."""
-
 from __future__ import annotations
 
 import importlib

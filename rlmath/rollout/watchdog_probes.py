@@ -1,5 +1,3 @@
-"""Watchdog probes of the engines and of grading."""
-
 from __future__ import annotations
 
 from rlmath.cluster.watchdog import Process, WatchedComponent

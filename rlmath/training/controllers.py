@@ -1,5 +1,3 @@
-"""Controllers of the KL and entropy coefficients."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Profiling of the steps that ``runner.profile`` names."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Format numbers as ranges."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -1,5 +1,3 @@
-"""Faults in the driver and in the data."""
-
 from __future__ import annotations
 
 import contextlib

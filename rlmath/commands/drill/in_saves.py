@@ -1,5 +1,3 @@
-"""Faults of a resume and of an export."""
-
 from __future__ import annotations
 
 import contextlib

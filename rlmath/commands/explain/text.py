@@ -1,5 +1,3 @@
-"""An explanation as text and as JSON values."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Plans as a table for people and as JSON."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""The invariants of a mismatch correction."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

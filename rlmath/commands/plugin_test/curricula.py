@@ -1,5 +1,3 @@
-"""The invariants of a curriculum."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The invariants of an environment."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

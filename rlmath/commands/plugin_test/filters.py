@@ -1,5 +1,3 @@
-"""The invariants of a group filter."""
-
 from __future__ import annotations
 
 import itertools

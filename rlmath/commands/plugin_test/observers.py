@@ -1,5 +1,3 @@
-"""Invariants of phase observers and step checks."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""The invariants of a tracker."""
-
 from __future__ import annotations
 
 import math

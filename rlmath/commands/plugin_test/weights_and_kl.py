@@ -1,5 +1,3 @@
-"""The invariants of an aggregation and of a KL estimator."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

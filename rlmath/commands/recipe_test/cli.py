@@ -1,5 +1,3 @@
-"""``rlmath test``: its options."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""The interface of a tracker."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""MLflow, by its client ``mlflow``."""
-
 from __future__ import annotations
 
 import importlib

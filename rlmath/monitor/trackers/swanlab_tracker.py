@@ -1,5 +1,3 @@
-"""SwanLab, by its client ``swanlab``."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Weights & Biases, by its client ``wandb``."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""Counts of program runs and timeouts."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""Resident memory of a process tree."""
-
 from __future__ import annotations
 
 import os
