@@ -283,7 +283,7 @@ def _expert_spec(specs, config, vp_stage):
     return spec
 
 
-def _loaded(folder, case):
+def _load(folder, case):
     """Chunks of a layout with a folder's weights, the model's spec and this rank's place."""
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
@@ -305,7 +305,7 @@ def round_trip(folder, case, bucket_size_mib):
     """
     from rlmath.weights.gather import BucketGatherer
 
-    chunks, spec, parallel = _loaded(folder, case)
+    chunks, spec, parallel = _load(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib)
     to_rank_0 = dict(pair for bucket in gatherer.gather(0) for pair in bucket)
     assert not gatherer.find_drift()
@@ -380,7 +380,7 @@ def expert_exchange(folder, case, bucket_size_mib, shares):
     """
     from rlmath.weights.gather import BucketGatherer
 
-    chunks, spec, parallel = _loaded(folder, case)
+    chunks, spec, parallel = _load(folder, case)
     found = []
     for update in range(3):
         if update != 1:
@@ -442,7 +442,7 @@ def refusal(folder, case):
     from rlmath.errors import WeightsError
 
     try:
-        _loaded(folder, case)
+        _load(folder, case)
     except WeightsError as error:
         return str(error)
     return None
@@ -452,7 +452,7 @@ def planted_difference(folder, case, name):
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
     from rlmath.weights.gather import BucketGatherer
 
-    chunks, spec, parallel = _loaded(folder, case)
+    chunks, spec, parallel = _load(folder, case)
     if dist.get_rank() == WORLD_SIZE - 1:
         with torch.no_grad():
             dict(chunks[0].named_parameters())[name].view(-1)[0] += 0.001
@@ -547,7 +547,7 @@ def logits(folder, case, sequences):
     """``[tokens, vocab]`` float32 of the sequences end to end, on ranks of the last stage."""
     from megatron.core import parallel_state as state
 
-    chunks, spec, _ = _loaded(folder, case)
+    chunks, spec, _ = _load(folder, case)
     (model,) = chunks
     num_tokens = sum(map(len, sequences))
     with torch.no_grad():
@@ -609,6 +609,6 @@ def save(folder, case, target):
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import save_to_hf
 
-    chunks, spec, parallel = _loaded(folder, case)
+    chunks, spec, parallel = _load(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib=0.05)
     save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)

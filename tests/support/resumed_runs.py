@@ -83,7 +83,7 @@ def run_load(layout, platform, model, changes, folder, after):
 
 
 def commit(folder, run):
-    """What ``run(partial)`` returns, and the folder of the checkpoint of step 2 that it saves."""
+    """Results of ``run(partial)``, and the folder of the checkpoint of step 2 that it saves."""
     store = CheckpointStore(folder, keep=2)
     found = run(str(store.begin(2)))
     return found, str(store.commit(2, {}, {}))
