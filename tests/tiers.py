@@ -17,17 +17,21 @@ import sys
 import threading
 
 # A file's tests stay in one process, with the fixtures that they share.
-IN_PARALLEL = ("-n", str(min(len(os.sched_getaffinity(0)) + 1, 8)), "--dist", "loadfile")
+# tests/conftest.py has their order.
+IN_PARALLEL = (
+    *("-n", str(min(len(os.sched_getaffinity(0)) + 1, 8))),
+    *("--dist", "loadfile", "--no-loadscope-reorder"),
+)
 # Files of e2e that share no fixture with the rest, so that two processes can have the whole.
 APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "train_layouts"))
-# Phases one after the other; in each, runs of pytest in this order, the longest first, two at a
-# time.
+# Phases one after the other; in each, runs of pytest in this order, two at a time: the longest
+# first, and faults, which wait for most of their time, beside it.
 PHASES = (
     (("-m", "(fast or process) and not long", *IN_PARALLEL),),
     (
-        ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "(distributed or engine) and not long"),
         ("-m", "faults and not long"),
+        ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "e2e and not long", *APART),
     ),
 )

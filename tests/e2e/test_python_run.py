@@ -34,8 +34,7 @@ def test_a_run_is_left_and_continued_and_asked_between_steps(answer, folder):
     # The model before the first step, and after the third. That a run that was interrupted can be
     # opened again in its process is shown in tests/unit/api/test_run.py.
     start, now = (
-        (folder / "saved" / name / "model.safetensors").read_bytes()
-        for name in ("start", "now")
+        (folder / "saved" / name / "model.safetensors").read_bytes() for name in ("start", "now")
     )
     assert start != now
 
