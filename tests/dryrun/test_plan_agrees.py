@@ -35,7 +35,7 @@ MOST_ERROR = 0.10
 
 
 # The plain command still counts every kind of model and of layout, each setting that changes a
-# phase, and an experiment on 128 and 1,024 GPUs. These repeat a model's copies, another size of
+# phase, and an experiment on 128 GPUs. These repeat a model's copies, another size of
 # a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
 # setting alone that another case has beside others.
 LONG = {
@@ -48,7 +48,9 @@ LONG = {
     "r1_distill_qwen_7b (8 GPUs), few layers",
     "qwen2.5_7b (8 GPUs), few layers",
     "llama3.1_8b (8 GPUs), few layers",
+    "qwen3_8b (8 GPUs), few layers",
     "qwen2.5-1.5b-grpo-megatron (8 GPUs), few layers",
+    "qwen2.5-1.5b-grpo-megatron (1,024 GPUs), few layers",
     "qwen2.5-7b-grpo-megatron (8 GPUs), few layers",
     "qwen2.5-7b-grpo-megatron (1,024 GPUs), few layers",
     "1.5B CP 4, odd lengths",

@@ -9,6 +9,9 @@ from benchmarks.dry_run.presets import EXPERIMENTS, preset_cases
 from rlmath.cli import main
 from rlmath.config.load import load
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 # Fields of a preset for the plan; how many GPUs have a copy of the model is the preset's choice.
 GIVEN = (
     "model.path",
