@@ -8,6 +8,9 @@ from rlmath.config.arithmetic import batch_of, describe, resolve_layout
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.load import load
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 GROUPS = sorted(folder.name for folder in CONF_DIR.iterdir() if folder.is_dir())
 RECIPES = {
     "qwen2.5-1.5b-grpo-megatron": QWEN_1_5B,
