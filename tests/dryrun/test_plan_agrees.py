@@ -34,9 +34,9 @@ CASES = list(dict.fromkeys([*map(with_few_layers, WHOLE), *WHOLE]))
 MOST_ERROR = 0.10
 
 
-# The plain command still counts every kind of model and of layout, each setting that changes a
-# phase, and an experiment on 128 GPUs. These repeat a model's copies, another size of
-# a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
+# The plain command still counts every kind of model and of layout but virtual stages, each setting
+# that changes a phase, and an experiment on 128 GPUs. These repeat a model's copies, another size
+# of a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
 # setting alone that another case has beside others.
 LONG = {
     *(case.name for case in WHOLE if with_few_layers(case) != case),
@@ -62,6 +62,7 @@ LONG = {
     "1.5B TP 1, feed-forward recomputed",
     "1.5B TP 1, optimizer offloaded",
     "7B PP 2",
+    "7B PP 2 x VP 2",
     "7B CP 2",
     "30B EP 4",
     "DeepSeek-V3 TP 1",
