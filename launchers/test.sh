@@ -90,11 +90,17 @@ unset PYTHONDONTWRITEBYTECODE
 .venv/bin/ruff check .
 .venv/bin/mypy
 
-read -ra in_parallel < <(.venv/bin/python -c 'from tests.tiers import IN_PARALLEL; print(*IN_PARALLEL)')
+on_cores() { # MORE
+  read -ra in_parallel < <(.venv/bin/python -c "from tests.tiers import on_cores; print(*on_cores($1))")
+}
 tier=${1:-}
 case $tier in
-  fast | process)
-    shift; exec .venv/bin/python -m pytest -m "$tier and not long" "${in_parallel[@]}" "$@" ;;
+  fast)
+    shift; on_cores 0
+    exec .venv/bin/python -m pytest -m "fast and not long" "${in_parallel[@]}" "$@" ;;
+  process)
+    shift; on_cores 1
+    exec .venv/bin/python -m pytest -m "process and not long" "${in_parallel[@]}" "$@" ;;
   engine | distributed | e2e | faults)
     shift; exec .venv/bin/python -m pytest -m "$tier and not long" "$@" ;;
   bridge)

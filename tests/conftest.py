@@ -12,6 +12,7 @@ import gc
 import itertools
 import re
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,15 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid):
-            folder = "tests/contracts/"
-            return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+            return unit_of(nodeid)
 
     return Scheduling(config, log)
+
+
+def unit_of(nodeid):
+    """Tests that stay in one process."""
+    folder = "tests/contracts/"
+    return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
 
 
 def tier_of(path):
@@ -110,7 +116,18 @@ def freeze():
     gc.freeze()
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker(PROCESS) is None:
             item.add_marker(tier_of(item.path))
+    if hasattr(config, "workerinput"):
+        # In parallel, files that start processes come first: they take longest, and the others
+        # fill the gaps that they leave at the end.
+        sizes = Counter(unit_of(item.nodeid) for item in items)
+        starts = {unit_of(item.nodeid) for item in items if item.get_closest_marker(PROCESS)}
+
+        def order(item):
+            unit = unit_of(item.nodeid)
+            return unit not in starts, -sizes[unit]
+
+        items.sort(key=order)

@@ -1,9 +1,9 @@
 """Runs the tiers of the plain command, ``python tests/tiers.py [pytest arguments]``, or what
 ``long`` has of each tier, ``python tests/tiers.py long [pytest arguments]``.
 
-``fast`` and ``process`` have a process per core, and one more, as some tests wait. Then runs from
-the command line share the machine with ranks, engines and runs that are broken on purpose: each of
-them waits for start-ups much of the time.
+``fast`` has a process per core; with ``process`` it has one more, as some tests wait. Then runs
+from the command line share the machine with ranks, engines and runs that are broken on purpose:
+each of them waits for start-ups much of the time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,25 @@ import subprocess
 import sys
 import threading
 
-# A file's tests stay in one process, with the fixtures that they share.
-IN_PARALLEL = ("-n", str(min(len(os.sched_getaffinity(0)) + 1, 8)), "--dist", "loadfile")
+
+def on_cores(more=0):
+    """A process per core, and ``more``. A file's tests stay in one, with the fixtures that they
+    share; tests/conftest.py has their order."""
+    processes = min(len(os.sched_getaffinity(0)) + more, 8)
+    return ("-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder")
+
+
+IN_PARALLEL = on_cores(more=1)
 # Files of e2e that share no fixture with the rest, so that two processes can have the whole.
 APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "train_layouts"))
-# Phases one after the other; in each, runs of pytest in this order, the longest first, two at a
-# time.
+# Phases one after the other; in each, runs of pytest in this order, two at a time: the longest
+# first, and faults, which wait for most of their time, beside it.
 PHASES = (
     (("-m", "(fast or process) and not long", *IN_PARALLEL),),
     (
-        ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "(distributed or engine) and not long"),
         ("-m", "faults and not long"),
+        ("-m", "e2e and not long", *(f"--ignore={path}" for path in APART)),
         ("-m", "e2e and not long", *APART),
     ),
 )

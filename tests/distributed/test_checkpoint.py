@@ -216,7 +216,11 @@ def run_renewed_reference(layout, platform, model, kind, folder, save):
     return actor.log_probs(batch, "reference"), actor.log_probs(batch)
 
 
-@pytest.mark.parametrize(("kind", "other"), [("averaged", PP2), ("reset", TP2)])
+# One that is reset moves to host memory and back in test_offload.py.
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [("averaged", PP2), pytest.param("reset", TP2, marks=pytest.mark.long)],
+)
 def test_a_reference_that_has_changed_is_in_the_checkpoint(
     ranks, tiny_model, tmp_path, kind, other
 ):

@@ -57,7 +57,8 @@ LORA = {"lora": Lora(rank=16, alpha=4.0, targets=("q_proj", "up_proj"))}
         ("untied", Layout(2, 1, 2), {}),
         # In the last stage's copy of the table the output layer alone has a gradient.
         ("tied", Layout(1, 2, 2, virtual_stages=2), {}),
-        ("untied", Layout(1, 1, 1, context_parallel=2), PLAIN),
+        # Context ranks with it: test_gradients.py.
+        pytest.param("untied", Layout(1, 1, 1, context_parallel=2), PLAIN, marks=pytest.mark.long),
         ("mixture", Layout(1, 1, 2, expert_parallel=2), {}),
         ("untied", Layout(1, 1, 2), LORA),
     ],

@@ -34,9 +34,9 @@ CASES = list(dict.fromkeys([*map(with_few_layers, WHOLE), *WHOLE]))
 MOST_ERROR = 0.10
 
 
-# The plain command still counts every kind of model and of layout, each setting that changes a
-# phase, and an experiment on 8, 128 and 1,024 GPUs. These repeat a model's copies, another size of
-# a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
+# The plain command still counts every kind of model and of layout but virtual stages, each setting
+# that changes a phase, and an experiment on 128 GPUs. These repeat a model's copies, another size
+# of a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
 # setting alone that another case has beside others.
 LONG = {
     *(case.name for case in WHOLE if with_few_layers(case) != case),
@@ -48,6 +48,9 @@ LONG = {
     "r1_distill_qwen_7b (8 GPUs), few layers",
     "qwen2.5_7b (8 GPUs), few layers",
     "llama3.1_8b (8 GPUs), few layers",
+    "qwen3_8b (8 GPUs), few layers",
+    "qwen2.5-1.5b-grpo-megatron (8 GPUs), few layers",
+    "qwen2.5-1.5b-grpo-megatron (1,024 GPUs), few layers",
     "qwen2.5-7b-grpo-megatron (8 GPUs), few layers",
     "qwen2.5-7b-grpo-megatron (1,024 GPUs), few layers",
     "1.5B CP 4, odd lengths",
@@ -55,8 +58,11 @@ LONG = {
     "30B EP 8 without recomputation",
     "7B with a KL term",
     "1.5B with a value model",
+    "1.5B with a value model, optimizers on the GPU for their steps",
+    "1.5B TP 1, feed-forward recomputed",
     "1.5B TP 1, optimizer offloaded",
     "7B PP 2",
+    "7B PP 2 x VP 2",
     "7B CP 2",
     "30B EP 4",
     "DeepSeek-V3 TP 1",

@@ -15,10 +15,12 @@ def material(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def learning_run(material, tmp_path_factory):
-    """The folder of the golden curve's run, which learns: its model and last checkpoint."""
+    """The folder of the golden curve's run, which learns: its model and last checkpoint. It is
+    observed as well, which the curve in the repository was not."""
     run_dir = tmp_path_factory.mktemp("learned")
-    run = rlmath("train", *golden_curve.settings(material, run_dir))
+    run = rlmath("train", *golden_curve.settings(material, run_dir), *golden_curve.OBSERVED)
     assert run.returncode == 0, run.stderr
+    assert "profile  step 2" in run.stdout
     return run_dir
 
 

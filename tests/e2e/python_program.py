@@ -76,13 +76,13 @@ def main():
     found["sampled"] = run.sample(["1+1=", "2+2="], samples=2, max_tokens=4)
     numbers.append(next(run).number)
     found["numbers"] = numbers
+    run.save("saved/now")
     Path("interrupt").touch()
     try:
         next(run)
     except KeyboardInterrupt:
         found["interrupted"] = run.number
     found["command"] = run.command
-    run.save("saved/interrupted")  # It opens the run again, from its checkpoint.
     run.close()
     print(json.dumps(found), file=sys.stderr)
 

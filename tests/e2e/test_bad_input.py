@@ -17,6 +17,9 @@ LARGE = (
 )
 
 
+# Proven apart: an engine that cannot start, in tests/engine/test_faults.py; one message, code 2
+# and nothing left, of a run on a full disk in tests/faults.
+@pytest.mark.long
 def test_a_part_that_cannot_start(material, tmp_path):
     """An index that names the wrong file: found by a rank or an engine, reported as one error."""
     model = tmp_path / "model"

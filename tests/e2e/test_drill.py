@@ -8,6 +8,10 @@ import pytest
 from rlmath.commands.drill.catalog import FAULTS
 from tests.e2e.runs import rlmath
 
+# The plain command plants the same faults on real ranks (test_step_checks.py, test_healthy_steps.py
+# in tests/distributed/) and in real engines (tests/engine/test_engine_weights.py).
+pytestmark = pytest.mark.long
+
 DRILL_TIMEOUT_S = 3600
 
 
@@ -33,27 +37,17 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(
-    ("names", "overrides"),
-    [
-        # The other faults need no run: tests/unit/commands/drill, tests/engine/.
-        pytest.param(("attention_scale",), ["actor.tensor_parallel=1"], id="engine"),
-        pytest.param(tuple(SAID), [], id="each place", marks=pytest.mark.long),
-    ],
-)
-def test_each_place_of_a_run(names, overrides, tmp_path):
+def test_each_place_of_a_run(tmp_path):
     """Weights sent, shards, engine and prefix cache; a healthy run between none of them."""
-    code, outcomes, said = drill(tmp_path, "quickstart", *overrides, "--only", ",".join(names))
+    code, outcomes, said = drill(tmp_path, "quickstart", "--only", ",".join(SAID))
     assert code == 0, said
-    assert [one["name"] for one in outcomes] == ["healthy", *names]
+    assert [one["name"] for one in outcomes] == ["healthy", *SAID]
     assert all(one["fired"] and not one["skipped"] for one in outcomes)
-    for name, one in zip(names, outcomes[1:], strict=True):
-        kind, words = SAID[name]
+    for (name, (kind, words)), one in zip(SAID.items(), outcomes[1:], strict=True):
         assert kind in (None, one["kind"]), name
         assert words in str(one["message"]), name
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

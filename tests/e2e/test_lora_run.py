@@ -22,6 +22,8 @@ def run_dir(material, teacher, tmp_path_factory):
         "algorithm.distill_coef=0.5",
         f"teacher.path={teacher}",
         "teacher.dtype=float32",
+        # Adapters over tensor ranks: tests/distributed/test_lora.py.
+        "actor.tensor_parallel=1",
         "actor.lora.rank=8",
         "actor.lora.alpha=16",
         "actor.optimizer.lr=1e-2",

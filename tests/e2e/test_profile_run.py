@@ -4,6 +4,8 @@ that nobody calls change it."""
 import gzip
 import json
 
+import pytest
+
 from tests.e2e import golden_curve
 from tests.e2e.runs import command_here, rlmath
 from tests.unit.commands.report.run_maker import page_data
@@ -14,18 +16,17 @@ def names_in(trace):
     return [event.get("name") for event in events]
 
 
-def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(
-    material, learning_run, tmp_path
-):
-    """Several ranks: tests/distributed/test_profiled_ranks.py."""
-    settings = golden_curve.beginning(material, tmp_path)
-    settings += ["runner.profile={steps: [2], tool: torch}", "rollout.tools=[python]"]
-    run = rlmath("train", *settings)
+@pytest.mark.long
+def test_a_profiled_step_is_the_same(material, learning_run, tmp_path):
+    """By its curve as well: test_golden_curve.py."""
+    run = rlmath("train", *golden_curve.beginning(material, tmp_path))
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "profile  step 2" in run.stdout
     assert golden_curve.digests(tmp_path) == golden_curve.digests(learning_run)
 
-    folder = tmp_path / "profile"
+
+def test_a_profiled_step_has_a_trace_of_each_process(learning_run):
+    """Several ranks: tests/distributed/test_profiled_ranks.py."""
+    folder = learning_run / "profile"
     assert [path.name for path in folder.iterdir()] == ["step_000002"]
     # On a CPU vLLM writes a table as well.
     traces = sorted((folder / "step_000002").glob("*.json.gz"))
@@ -36,8 +37,8 @@ def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(
     assert phases == {"log_probs": 1, "update": 1, "weight_sync": 1}
     assert any(str(name).startswith("aten::") for name in names_in(engine))
 
-    command_here("report", str(tmp_path))
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    command_here("report", str(learning_run))
+    page = (learning_run / "report.html").read_text(encoding="utf-8")
     (shown,) = page_data(page)["runs"]
     assert {name for name, _ in shown["traces"]} >= {f"step_000002/{one.name}" for one in traces}
-    assert all((tmp_path / link).is_file() for _, link in shown["traces"])
+    assert all((learning_run / link).is_file() for _, link in shown["traces"])

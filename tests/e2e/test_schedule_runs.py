@@ -151,7 +151,7 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(material,
         f"rollout.kv={kv}",
         # Engines that are slower than the actor have running responses when it is done.
         *("rollout.max_running_sequences=1", "rollout.max_response_tokens=96"),
-        "rollout.ignore_eos=true",
+        *("rollout.ignore_eos=true", "algorithm.prompts_per_step=4"),
     ]
     first = Run(folder, settings[1:], tmp_path / "first.log")
     first.until_step(1)
@@ -168,7 +168,7 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(material,
     assert all("schedule/actor_waited_s" in line for line in lines)
     ledger = _ledger(folder)
     trained = [event["group"] for event in ledger if event["event"] == "trained"]
-    assert len(trained) == len(set(trained)) == 8 * 4
+    assert len(trained) == len(set(trained)) == 4 * 4
     rows = [row for step in range(1, 5) for row in _samples(folder, step)]
     assert any(len(row["spans"]) > 1 for row in rows), "no response has tokens of two versions"
     again = rlmath("replay", str(folder), "4")

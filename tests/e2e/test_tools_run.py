@@ -122,7 +122,7 @@ def test_an_environment_in_a_chat_is_trained_on_with_its_reward(material, tmp_pa
         ),
         *("data.apply_chat_template=true", "data.max_prompt_tokens=100"),
         *("reward.items=[{name: environment}, {name: math, weight: 0}]", "eval.tools=false"),
-        "eval.every=2",
+        *("actor.tensor_parallel=1", "eval.every=2"),
         "runner.check_export_sequences=0",
     )
     assert done.returncode == 0, done.stderr

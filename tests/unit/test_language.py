@@ -60,6 +60,7 @@ def test_the_glossary_is_kept():
     assert not found, "\n".join(found)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", KINDS)
 def test_code_has_no_finding(kind):
     found = [

@@ -165,6 +165,7 @@ def test_rounding_noise_reaches_the_logits():
     assert 0 < float((noisy - usual).abs().max()) < 1e-5
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "in_float32"), [("Qwen2.5-1.5B", False), ("DeepSeek-R1-Distill-Qwen-7B", True)]
 )

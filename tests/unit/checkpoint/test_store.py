@@ -211,6 +211,7 @@ def save_and_die(folder, step, at):
     return status != 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("step", [1, 2], ids=["replacing the same step", "a new step"])
 def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(tmp_path, step):
     rewards, leftovers, at = [], set(), 0

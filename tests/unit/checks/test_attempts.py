@@ -18,6 +18,9 @@ from rlmath.config.schema import Config
 from rlmath.monitor import run_settings
 from rlmath.training.model_card import model_card
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 
 @cache
 def quickstart():

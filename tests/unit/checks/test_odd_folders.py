@@ -26,6 +26,9 @@ from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, fast_tokenizer
 from rlmath.weights.pieces import hf_shapes
 from tests.support.case_files import read_cases
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 SIZES = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",

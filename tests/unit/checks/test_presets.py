@@ -17,6 +17,9 @@ from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from tests.support.planned_gathers import planned_gathers
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 GROUPS = sorted(folder.name for folder in CONF_DIR.iterdir() if folder.is_dir())
 RECIPES = {
     "qwen2.5-1.5b-grpo-megatron": QWEN_1_5B,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.grading import GradingSettings, MathGrader
+from rlmath.grading import GradingSettings
 from rlmath.grading.answer import read
 from rlmath.grading.compare import Comparer
 from rlmath.grading.language_tables import LANGUAGES, OTHERS
@@ -246,7 +246,6 @@ def test_conjunction_joins_boxes(language, grader):
         (r"The answer is \boxed{12}", 0),
     ],
 )
-def test_language_without_table_is_graded_by_its_box_and_counted(response, untabled):
-    with MathGrader(num_workers=1) as own:
-        grade = own.grade_one(response, "12")
-        assert grade.correct and grade.untabled == untabled
+def test_language_without_table_is_graded_by_its_box_and_counted(response, untabled, grader):
+    grade = grader.grade_one(response, "12")
+    assert grade.correct and grade.untabled == untabled

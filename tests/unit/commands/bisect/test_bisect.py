@@ -17,6 +17,9 @@ from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 from tests.unit.commands.made_run import Run
 from tests.unit.commands.report.run_maker import group
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def base(tmp_path):

@@ -17,6 +17,9 @@ from rlmath.errors import ConfigError, ModelError, UserError
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 CPU = Machine(gpus=0, torch_build="2.13.0+cpu", memory_bytes=24 * 2**30, disk_bytes=2**40)
 WORDS = [
     *([name] for name in options("experiment")),

@@ -15,6 +15,9 @@ from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
 from tests.support.planned_gathers import SourceRank, planned_gathers
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 SPEC = model_spec(KNOWN["DeepSeek-V3"])
 HEADS, LAYERS, HIDDEN = 128, 61, 7168
 

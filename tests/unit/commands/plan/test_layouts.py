@@ -25,6 +25,9 @@ from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from tests.support.case_files import on_cases
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 # Samples of a problem, and tensor-parallel ranks of actor and engine in the published recipes.
 RECIPES = {
     "DeepSeek-R1-Distill-Qwen-1.5B": (16, 2, 1),

@@ -14,6 +14,9 @@ from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.published import published_name, published_spec
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 SMALL = [
     "model.path=Qwen2.5-0.5B",
     "algorithm.prompts_per_step=64",

@@ -13,6 +13,9 @@ from rlmath.config.load import load
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 # Fields of a preset for the plan; how many GPUs have a copy of the model is the preset's choice.
 GIVEN = (
     "model.path",

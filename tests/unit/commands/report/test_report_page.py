@@ -16,6 +16,9 @@ from rlmath.commands.report.traces import MAX_LINKS, traces_of
 from rlmath.monitor.run_folder import RunFolder
 from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_data, trace
 
+# Too slow to run after each change.
+pytestmark = pytest.mark.process
+
 
 class Page(HTMLParser):
     """Elements of a page with their attributes, and what is in its scripts and styles."""
