@@ -85,8 +85,8 @@ class _Watched:
             ``head``: what the output layer adds to its weight, which is the embedding's where they
             are tied.
         elements: How many are looked at.
-        stride: From one to the next in the whole matrix; of a vocabulary and a router these are the
-            first rows, in a column that changes.
+        places: ``[elements]`` int64, in the whole matrix; ``None``: the first rows, in a column
+            that changes, as of a vocabulary and a router.
         shared: Another stage may have the same.
     """
 
@@ -94,7 +94,7 @@ class _Watched:
     parameter: Any
     kind: str
     elements: int
-    stride: int = 0
+    places: Tensor | None = None
     shared: bool = False
 
 
@@ -163,13 +163,11 @@ class GradientShares:
 
     def _elements(self, number: int, values: Tensor) -> Tensor:
         one = self._watched[number]
-        if not one.stride:
-            chosen = values[: one.elements, self._column(values)]
-        else:
-            # Few operations: this is called for each matrix and micro-batch.
-            chosen = torch.as_strided(values.contiguous(), (one.elements,), (one.stride,))
         # Not a view, which would keep all of the gradient.
-        return chosen.to(torch.float32, copy=True)
+        if one.places is not None:
+            # A single operation: this is called for each matrix and micro-batch.
+            return torch.take(values, one.places)
+        return values[: one.elements, self._column(values)].to(torch.float32, copy=True)
 
     def _column(self, values: Tensor) -> int:
         return 7 * self._passes % values.size(1)
@@ -397,11 +395,12 @@ def _units(watched: Sequence[_Watched]) -> Iterator[_Unit]:
         yield _Unit(f"{name} of all experts", "experts", tuple(numbers))
 
 
-def _spread(parameter: Tensor) -> tuple[int, int]:
-    """How many elements, and the stride between them, which goes through different columns."""
+def _spread(parameter: Tensor) -> tuple[int, Tensor]:
+    """How many elements, and their places, which go through different columns."""
     count = min(ELEMENTS, parameter.numel())
     stride = max(1, (parameter.numel() - 1) // max(1, count - 1))
-    return count, max(1, stride - (stride % parameter.shape[-1] == 0))
+    stride = max(1, stride - (stride % parameter.shape[-1] == 0))
+    return count, stride * torch.arange(count, device=parameter.device)
 
 
 def _stack(shares: Sequence[Tensor], elements: int) -> Tensor:

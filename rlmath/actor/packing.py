@@ -132,13 +132,12 @@ class _Rows:
 
 def _rows_of(batch: TrainingBatch, indices: list[int], piece: int, share_prompts: bool) -> _Rows:
     """Lay sequences end to end, each padded to a multiple of ``piece``."""
-    found, lengths = _Rows(), batch.sequence_lengths
-    token_starts = torch.cumsum(lengths, 0) - lengths
-    response_starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
+    found, lengths, responses = _Rows(), batch.sequence_lengths, batch.response_lengths
+    starts = (lengths.cumsum(0) - lengths, responses.cumsum(0) - responses)
+    columns = torch.stack([*starts, batch.prompt_lengths, responses])[:, indices]
     shared_prompt, shared_start = torch.empty(0, dtype=torch.int64), 0
-    for place, i in enumerate(indices):
-        start, size = int(token_starts[i]), int(lengths[i])
-        prompt, response = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
+    for place, (start, first, prompt, response) in enumerate(columns.t().tolist()):
+        size = prompt + response
         sequence, shared = batch.tokens[start : start + size].long(), 0
         if share_prompts and torch.equal(sequence[: prompt - 1], shared_prompt):
             shared = prompt - 1
@@ -151,7 +150,6 @@ def _rows_of(batch: TrainingBatch, indices: list[int], piece: int, share_prompts
         found.rows.append(torch.arange(end - response - 1, end - 1))
         found.targets.append(sequence[prompt:])
         found.sequence_ids.append(torch.full((response,), place))
-        first = int(response_starts[i])
         found.response_rows.append(torch.arange(first, first + response))
         padding = -own % piece
         if padding:

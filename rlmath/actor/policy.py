@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,8 @@ class MegatronActor(RankModel):
         self.observer: UpdateObserver | None = None  # Observes updates; None: none.
         self._prints: TensorPrints | None = None
         self.updates = 0  # So far.
+        # Names of the last minibatch's metrics, and what they depend on.
+        self._names: tuple[Any, MetricNames] | None = None
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
         if settings.reference in RENEWED or (settings.reference == "frozen" and not is_base):
@@ -300,7 +302,10 @@ class MegatronActor(RankModel):
             outcomes: From :meth:`_backward`.
             index: Index of the minibatch, from 0.
         """
-        names = MetricNames.of(plan.objective, share.batch.ref_log_probs is not None)
+        settings = (plan.objective, share.batch.ref_log_probs is not None)
+        if self._names is None or self._names[0] != settings:
+            self._names = settings, MetricNames.of(*settings)
+        names = self._names[1]
         sums, maxima, farthest = self._totals(share, outcomes, names)
         signals = [_signal(values) for _, values in outcomes]
         self.check_given(signals, len(share.micro_batches))

@@ -20,7 +20,7 @@ def transport_problems(config: Config, device: str, colocated: bool) -> Iterator
     given = config.weights.transport_options
     try:
         if name != "auto":  # Those of rlmath's own are registered since this was imported.
-            TRANSPORT_OPTIONS.of(config)
+            TRANSPORT_OPTIONS.options(name, given)
         choose_transport(name, device=device, colocated=colocated, options=given)
     except (ConfigError, ValueError) as error:
         yield str(error)

@@ -74,10 +74,11 @@ class OptionsSection:
         return made
 
     def of(self, config: Config) -> Options:
+        """The options of a loaded configuration, whose types are checked: each step reads them."""
         # By attributes, which `rlmath test` sees: value_of looks at settings that nobody uses.
         whole: Any = config
         given = functools.reduce(getattr, self.key.split("."), whole)
-        return self.options(value_of(config, self.chooser), given)
+        return self.registry.options(value_of(config, self.chooser)).of(given)
 
     def of_chosen(self, config: Config) -> Options | None:
         """:meth:`of`; ``None``: none is chosen."""
@@ -167,7 +168,7 @@ def complete(config: Config) -> None:
                 problems.append(f"{section.key}: are those of {section.chooser}, which is {none}")
             continue
         try:
-            options = section.of(config)
+            options = section.options(chosen, value_of(config, section.key))
         except ConfigError as error:
             problems.append(str(error))
             continue

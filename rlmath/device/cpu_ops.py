@@ -34,8 +34,8 @@ class _RMSNorm(torch.autograd.Function):
         scaled = grad * weight
         # With n = x / rms: dx = (g w - n mean(g w n)) / rms.
         projection = torch.linalg.vecdot(scaled, normed, dim=-1).unsqueeze(-1) / normed.size(-1)
-        grad_x = torch.addcmul(scaled, normed, projection, value=-1) * inverse
-        return grad_x.to(grad.dtype), grad_weight, None
+        # In place, which multiplies in float32 and rounds once as well.
+        return torch.addcmul(scaled, normed, projection, value=-1).mul_(inverse), grad_weight, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -135,14 +135,14 @@ def wrong_ends(
         limits: Limits of a response, in tokens.
         since: Weights version from which on responses had these limits.
     """
-    ended = _with_an_end_inside(samples, ends)
-    for number, graded in enumerate(samples):
+    for graded in samples:
         sample = graded.sample
         tokens = np.asarray(sample.token_ids)
+        inside = any(np.count_nonzero(tokens[:-1] == end) for end in ends)
         # Each turn may end with such a token, and what a template writes may have more.
         found = [
             a + int(at.argmax())
-            for kind, a, b in (sample.pieces() if number in ended else ())
+            for kind, a, b in (sample.pieces() if inside else ())
             if kind == "model"
             for at in (tokens[a : b - 1] == end for end in ends)
             if at.any()
@@ -172,18 +172,6 @@ def wrong_ends(
         if problem is not None:
             return [f"{_name(graded)} {problem}"]
     return []
-
-
-def _with_an_end_inside(samples: Sequence[GradedSample], ends: frozenset[int]) -> set[int]:
-    """Numbers of the samples with a token in ``ends`` before their last one. One comparison for
-    all: with one for each, it took most of the time of the step's checks of samples."""
-    if not samples:
-        return set()
-    after = np.array([len(one.sample.token_ids) for one in samples]).cumsum()
-    tokens = np.concatenate([np.asarray(one.sample.token_ids) for one in samples])
-    at = np.concatenate([np.zeros(0, np.int64), *(np.flatnonzero(tokens == one) for one in ends)])
-    owners = np.asarray(np.searchsorted(after, at, side="right"))
-    return set(owners[at != after[owners] - 1].tolist())
 
 
 def wrong_segments(samples: Sequence[GradedSample]) -> list[str]:

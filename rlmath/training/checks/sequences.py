@@ -154,7 +154,7 @@ def _advantages(
             ],
             list(weights.values()),
             [[next(left) for _ in group.samples] for group in groups],
-            ADVANTAGE_OPTIONS.options(algorithm.advantage, algorithm.advantage_options),
+            ADVANTAGE_OPTIONS.of(config),
         ),
         algorithm.whiten_epsilon if algorithm.whiten_tokens else None,
     )
