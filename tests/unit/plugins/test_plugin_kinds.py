@@ -2,9 +2,13 @@
 checks, environments, transports, families and engine arguments are caught by the name of what they
 violate."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +26,7 @@ from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 pytestmark = pytest.mark.usefixtures("own_plugins")
 
 
-def violations(kind):
+def violations(kind: str) -> dict[str, str]:
     (chosen,) = (one for one in KINDS if one.title == kind)
     return {one.invariant: one.text for one in chosen.check("wrong") if not one.holds}
 
@@ -30,30 +34,30 @@ def violations(kind):
 class Rows:
     """Ten rows; a right source."""
 
-    def __init__(self, options):
+    def __init__(self, options: Any) -> None:
         self.row = 0
 
-    def fields(self):
+    def fields(self) -> Any:
         return {"prompt": f"{self.row}+1=", "solutions": [str(self.row + 1)]}
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         while self.row < 10:
             found = self.fields()
             self.row += 1
             yield found
         self.row = 0
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"row": self.row}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.row = state["row"]
 
 
 class Late(Rows):
     """Counts a row after it was given: the state is that before it."""
 
-    def __iter__(self):
+    def __iter__(self) -> Any:
         while self.row < 10:
             yield self.fields()
             self.row += 1
@@ -61,19 +65,19 @@ class Late(Rows):
 
 
 class Once(Rows):
-    def __iter__(self):
+    def __iter__(self) -> Any:
         while self.row < 10:
             self.row += 1
             yield self.fields()
 
 
 class Odd(Rows):
-    def fields(self):
+    def fields(self) -> Any:
         return {"prompt": {1, 2}}
 
 
 class Drawn(Rows):
-    def fields(self):
+    def fields(self) -> Any:
         return {"prompt": str(random.random())}
 
 
@@ -86,7 +90,7 @@ class Drawn(Rows):
         (Drawn, "deterministic"),
     ],
 )
-def test_a_wrong_data_source_is_caught_by_name(source, invariant):
+def test_a_wrong_data_source_is_caught_by_name(source: Any, invariant: str) -> None:
     DATA_SOURCES.register("wrong")(Rows)
     assert violations("data source") == {}
     DATA_SOURCES.register("wrong")(source)
@@ -108,7 +112,7 @@ COUNTER = itertools.count()
         (lambda _: [{"problem": str(next(COUNTER)), "answer": "2"}], "deterministic"),
     ],
 )
-def test_a_wrong_benchmark_is_caught_by_name(rows, invariant):
+def test_a_wrong_benchmark_is_caught_by_name(rows: Any, invariant: str) -> None:
     BENCHMARKS.register("wrong")(lambda options: BENCHMARK)
     assert violations("benchmark") == {}
     BENCHMARKS.register("wrong")(rows)
@@ -124,7 +128,7 @@ def test_a_wrong_benchmark_is_caught_by_name(rows, invariant):
         (lambda answer, gold: random.random() < 0.5, "deterministic"),
     ],
 )
-def test_a_wrong_verifier_is_caught_by_name(verifier, invariant):
+def test_a_wrong_verifier_is_caught_by_name(verifier: Any, invariant: str) -> None:
     VERIFIERS.register("wrong")(lambda answer, gold, options: answer == gold)
     assert violations("verifier") == {}
     VERIFIERS.register("wrong")(lambda answer, gold, options: verifier(answer, gold))
@@ -139,7 +143,7 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("invariant", REWARDS)
-def test_a_wrong_reward_is_caught_by_name(invariant, tmp_path):
+def test_a_wrong_reward_is_caught_by_name(invariant: str, tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(
         "def wrong(completions, solutions, **_):\n    return [0.5 for _ in completions]"
@@ -155,29 +159,29 @@ class Nothing(StepCheck):
 
 
 class NotANumber(StepCheck):
-    def before_update(self, now):
+    def before_update(self, now: Any) -> Any:
         return {"checks/mine": float("inf")}
 
 
 class Fragile(StepCheck):
-    def before_update(self, now):
+    def before_update(self, now: Any) -> Any:
         return {"checks/mine": len(now.groups[0].samples) / 1}
 
 
 class Writes(StepCheck):
-    def before_update(self, now):
+    def before_update(self, now: Any) -> Any:
         for group in now.groups:
             group.samples[0].sample.token_ids[0] = 7
         return {}
 
 
 class Draws(StepCheck):
-    def before_update(self, now):
+    def before_update(self, now: Any) -> Any:
         return {"checks/mine": random.random()}
 
 
 class AsksRanks(StepCheck):
-    def before_update(self, now):
+    def before_update(self, now: Any) -> Any:
         return {"checks/mine": now.run.actor.weights_changes()}
 
 
@@ -190,7 +194,7 @@ class AsksRanks(StepCheck):
         (Draws, "deterministic"),
     ],
 )
-def test_a_wrong_step_check_is_caught_by_name(check, invariant):
+def test_a_wrong_step_check_is_caught_by_name(check: Any, invariant: str) -> None:
     for right in (Nothing, AsksRanks):
         STEP_CHECKS.register("wrong")(right)
         assert violations("step check") == {}
@@ -201,10 +205,10 @@ def test_a_wrong_step_check_is_caught_by_name(check, invariant):
 class Adds:
     total = 0
 
-    def reset(self, prompt):
+    def reset(self, prompt: str) -> str | None:
         return f"Add to {prompt}"
 
-    def add(self, number, more=0):
+    def add(self, number: int, more: int | str = 0) -> int:
         """Adds.
 
         Args:
@@ -214,27 +218,27 @@ class Adds:
         self.total += number
         return self.total
 
-    def get_reward(self):
+    def get_reward(self) -> float | None:
         return float(self.total)
 
 
 class NeedsRow(Adds):
-    def reset(self, secret):
+    def reset(self, secret: str) -> str | None:  # type: ignore[override]
         return None
 
 
 class Opens(Adds):
-    def reset(self, prompt):
+    def reset(self, prompt: str) -> str | None:
         return str(random.random())
 
 
 class Unbounded(Adds):
-    def get_reward(self):
+    def get_reward(self) -> float | None:
         return float("inf")
 
 
 class Shared(Adds):
-    def add(self, number):
+    def add(self, number: int) -> int:
         """Adds.
 
         Args:
@@ -253,7 +257,7 @@ class Shared(Adds):
         (Shared, "deterministic, whatever other samples do"),
     ],
 )
-def test_a_wrong_environment_is_caught_by_name(environment, invariant):
+def test_a_wrong_environment_is_caught_by_name(environment: Any, invariant: str) -> None:
     ENVIRONMENTS.register("wrong")(Adds)
     assert violations("environment") == {}
     ENVIRONMENTS.register("wrong")(environment)
@@ -261,16 +265,16 @@ def test_a_wrong_environment_is_caught_by_name(environment, invariant):
 
 
 class Nowhere(SharedMemory):
-    def fits(self, device, colocated):
+    def fits(self, device: str, colocated: bool) -> bool:
         return False
 
 
 class Endless(SharedMemory):
-    backend = None
+    backend = None  # type: ignore[assignment]
 
 
 class Shrinking(SharedMemory):
-    def plan_bytes(self, sizes):
+    def plan_bytes(self, sizes: Any) -> SyncBuffers:
         return SyncBuffers(2**40 // sizes.bucket_bytes, 0)
 
 
@@ -282,12 +286,12 @@ class Shrinking(SharedMemory):
         (Shrinking, "buffers do not shrink with the bucket"),
     ],
 )
-def test_a_wrong_transport_is_caught_by_name(transport, invariant):
+def test_a_wrong_transport_is_caught_by_name(transport: Any, invariant: str) -> None:
     TRANSPORTS.register("wrong")(transport)
     assert list(violations("weight transport")) == [invariant]
 
 
-def test_a_wrong_family_is_caught_by_name():
+def test_a_wrong_family_is_caught_by_name() -> None:
     qwen2 = FAMILIES[0]
     other = dataclasses.replace(qwen2, architectures=("MineForCausalLM",))
     FAMILY_PLUGINS.register("wrong")(lambda: other)
@@ -302,5 +306,5 @@ def test_a_wrong_family_is_caught_by_name():
     unknown = (dataclasses.replace(entry, hf=(tensor,)), *rest)
     FAMILY_PLUGINS.register("wrong")(lambda: dataclasses.replace(other, entries=unknown))
     assert "hiden" in violations("model family")["sizes are known"]
-    FAMILY_PLUGINS.register("wrong")(lambda: {"entries": []})
+    FAMILY_PLUGINS.register("wrong")(lambda: {"entries": []})  # type: ignore[arg-type, return-value]
     assert "it is a dict" in violations("model family")["result is a family with architectures"]

@@ -248,10 +248,6 @@ def test_box_beside_language_without_table_reaches_metrics_and_saved_groups():
     assert rollout_metrics([group])["grading/untabled_share"] == 0.25
     saved = group_from_state(group_to_state(group), PROBLEM)
     assert [one.untabled for one in saved.samples] == [True, False, False, False]
-    older = group_to_state(group)
-    for one in older["samples"]:
-        del one["untabled"]
-    assert not any(one.untabled for one in group_from_state(older, PROBLEM).samples)
 
 
 def test_a_reward_that_raises_is_one_message_with_place_samples_and_columns(tmp_path):

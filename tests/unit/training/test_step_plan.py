@@ -5,7 +5,7 @@ import pytest
 from rlmath.actor.plan import StepPlan
 from rlmath.config.algorithm import needs_old_log_probs
 from rlmath.config.load import load
-from rlmath.training.algorithm_settings import reference_settings, reference_share
+from rlmath.training.algorithm_settings import reference_kind, reference_share
 from rlmath.training.controllers import Coefficients
 from rlmath.training.plan import complete, plan_step
 
@@ -116,9 +116,9 @@ def test_a_kl_in_the_reward_is_no_term_of_the_loss():
     assert plan_step(in_reward, 1, 0.3).objective.kl_coef == 0.0
 
 
-def test_reference_settings_and_shares():
-    assert reference_settings(config_of()).kind == "none"  # None is held at kl_coef=0.
-    assert reference_settings(config_of("kl_coef=0.1")).kind == "frozen"
+def test_reference_kinds_and_shares():
+    assert reference_kind(config_of()) == "none"  # None is held at kl_coef=0.
+    assert reference_kind(config_of("kl_coef=0.1")) == "frozen"
     reset = config_of("kl_coef=0.1", "reference.kind=reset", "reference.every=3")
     assert [reference_share(reset.algorithm, step) for step in (0, 1, 2, 3, 6)] == [0, 0, 0, 1, 1]
     averaged = ("kl_coef=0.1", "reference.kind=averaged", "reference.decay=0.75")
