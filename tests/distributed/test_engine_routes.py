@@ -88,9 +88,7 @@ class Run:
             values = torch.zeros(len(rows)) if old is None else old.log_probs
             shard = shard.with_values(old_log_probs=values)
         noisy = actor.shard_log_probs(shard, "noise", 3)
-        actor.settings = dataclasses.replace(
-            actor.settings, reference=dataclasses.replace(actor.settings.reference, kind="frozen")
-        )
+        actor.settings = dataclasses.replace(actor.settings, reference="frozen")
         actor.reference = [p.detach().clone() for p in actor._trainable_parameters()]
         reference = actor.shard_log_probs(shard, "reference")
         found = actor.update_shard(shard, update)
