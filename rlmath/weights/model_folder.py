@@ -211,7 +211,7 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
     foreign = [] if overwrite else foreign_entries(folder)
     old = partial
     if foreign:
-        # No error and no later process removes a folder of this name.
+        # No later process removes a folder of this name.
         old = partial.rename(partial.with_name(partial.name.replace("-partial-", "-replaced-")))
     try:
         _exchange(old, folder)
@@ -220,7 +220,9 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
             if not (folder / name).exists():
                 (old / name).rename(folder / name)
     except BaseException as error:
-        if foreign:
+        if all(os.path.lexists(folder / name) for name in foreign):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
             error.add_note(f"Files that were in {folder} besides the model may be in {old}")
         raise
     shutil.rmtree(old, ignore_errors=True)

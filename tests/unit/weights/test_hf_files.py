@@ -122,6 +122,22 @@ def test_files_beside_a_model_survive_an_error_while_it_is_replaced(source, tmp_
     assert kept.read_text() == "mine"
 
 
+def test_a_model_that_cannot_take_the_place_of_another_is_removed(source, tmp_path, monkeypatch):
+    """A mount point cannot be replaced; each try would leave a whole model beside it."""
+    folder = tmp_path / "out"
+    write(folder, source, {"old": torch.zeros(2)})
+    (folder / "notes.txt").write_text("mine")
+
+    def refuse(one, other):
+        raise OSError("device or resource busy")
+
+    monkeypatch.setattr(model_folder, "_exchange", refuse)
+    with pytest.raises(OSError, match="busy"):
+        write(folder, source, TENSORS)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
+
+
 def test_overwrite_replaces_the_whole_folder(source, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
