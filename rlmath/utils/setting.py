@@ -135,9 +135,10 @@ class Options:
         hints = typing.get_type_hints(cls)
 
         def value(name: str, given: Any) -> Any:
-            kind = hints[name]
-            is_member = isinstance(kind, type) and issubclass(kind, Enum) and isinstance(given, str)
-            return kind[given] if is_member else given
+            for kind in typing.get_args(hints[name]) or (hints[name],):  # Or null.
+                if isinstance(given, str) and isinstance(kind, type) and issubclass(kind, Enum):
+                    return kind[given]
+            return given
 
         return cls(**{name: value(name, given) for name, given in plain.items()})
 

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.losses.base import policy_loss
+from rlmath.algorithms.losses.dppo import Divergence
 from rlmath.algorithms.objective import policy_objective
 from rlmath.checks.run import names
 from rlmath.config.load import load
@@ -96,6 +97,16 @@ def test_an_option_that_cannot_be_is_an_error(overrides, expected):
     message = refusal(*overrides)
     for part in expected:
         assert part in message
+
+
+def test_members_of_an_enumeration_are_written_by_name():
+    @dataclass(frozen=True)
+    class Chosen(Options):
+        one: Divergence = setting(Divergence.tv, "A divergence.")
+        other: Divergence | None = setting(None, "Another; null: none.")
+
+    for chosen in (Chosen(), Chosen(Divergence.kl, Divergence.tv)):
+        assert Chosen.of(chosen.plain()) == chosen
 
 
 def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path):
