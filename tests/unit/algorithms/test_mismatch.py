@@ -47,6 +47,20 @@ def test_mismatch_beyond_a_limit(limit):
     assert want <= mean <= 1 + (bin_width * near).expm1().mean().nan_to_num(0.0) + 2e-8
 
 
+def test_each_number_is_in_a_bin_that_holds_it():
+    edges = mismatch._edges()
+    near = [edges, *(edges.nextafter(sign * edges.new_tensor(math.inf)) for sign in (1, -1))]
+    odd = [0.0, -0.0, 5e-324, -5e-324, 1e308, -1e308, math.inf, -math.inf, math.nan]
+    d = torch.cat([*near, edges.new_tensor(odd)])
+    size, bins = d.abs().nan_to_num(nan=math.inf), mismatch._bins(d, d.abs())
+    assert torch.equal(bins.unique(), torch.arange(len(edges) + 1))
+    largest = mismatch._largest_in_bins()
+    assert (size <= largest[bins]).all()
+    assert (bins[d.argsort()].diff() >= 0).all(), "larger numbers, and NaN, are in later bins"
+    inside = (size >= edges[-1] / 2**34) & (size < edges[-1])
+    assert (largest[bins][inside] <= mismatch.HISTOGRAM_STEP * size[inside]).all()
+
+
 @given(st.integers(0, 40), st.integers(0, 99))
 def test_measurements_of_parts_add_up(cut, seed):
     d = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -101,6 +101,20 @@ def test_stale_keys_and_values_leave_responses_of_one_version_to_judge():
     assert apart and all(name.startswith("alignment/") for name in apart)
 
 
+def test_the_farthest_token_of_each_sequence_is_of_its_newest_weights():
+    """The first of equal ones; none in an empty response, nor where no token can be compared."""
+    rows = [[], [0.1, math.nan, math.nan], [0.25, 0.5, 0.5], [0.9, 0.125], [0.9, 0.3], []]
+    ages = torch.tensor([*(0, 0, 0), *(0, 0, 0), *(2, 0), *(2, 0)], dtype=torch.uint8)
+    sampled = torch.tensor([True] * 9 + [False])
+    batch = batch_of(rows, versions=[4] * len(rows))
+    batch = dataclasses.replace(batch, token_ages=ages, model_mask=sampled)
+    found = Alignment.of_batch(batch, batch.old_log_probs, torch.zeros(10), 4).farthest
+    places = [(0.0, 0), (math.inf, 1), (0.5, 1), (0.125, 1), (0.0, 0), (0.0, 0)]
+    assert found[:, :2].tolist() == [list(row) for row in places]
+    assert found[3, 2:].tolist() == [-1.0, -1.125] and math.isnan(found[1, 3])
+    assert not found[[0, 5]].any()
+
+
 class Actor:
     """Log-probs of -1 that another rounding moves by ``noise``, at every second token; and weights
     whose fingerprints are planted."""
