@@ -15,9 +15,9 @@ runs every tier but long; for one file: launchers/test.sh tests/unit/test_cli.py
 TIER: fast (no engine, no ranks, no run, no other process), process (commands, sandboxes,
 grading workers, contracts with the libraries), engine, distributed, e2e, faults, or long (what
 takes minutes more and proves the same on more cases, and properties on more random ones).
-tests/conftest.py has them. Without arguments fast and process run first, on all cores; then e2e
-beside distributed, engine and faults. All of them run even if one fails; one summary stands at the end,
-and Ctrl-C ends them all.
+tests/conftest.py has them. Without arguments fast and process run first, on all cores; then the
+others, two at a time. All of them run even if one fails; one summary stands at the end, and Ctrl-C
+ends them all.
 
 cuda-wheels: tests/cuda_wheels with the CUDA builds of requirements/cuda.lock, on a machine without
 a GPU. Fetches 10 GB and compiles Transformer Engine the first time, into .venv-cuda-wheels or the

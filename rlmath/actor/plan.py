@@ -30,7 +30,7 @@ class StepPlan:
     # Whether to fail the run, or warn, when actor and engines disagree on the log-probs.
     gate: bool = False
     policy: bool = True  # Whether to update the policy; not while the value model warms up.
-    # Whether engines keep keys and values of older weights; see Alignment.of.
+    # Whether engines keep keys and values of older weights; see Alignment.of_batch.
     stale_kv: bool = False
     minibatches: int = 1  # Number of optimizer steps.
     seed: int = 0  # Seed of the split into minibatches.

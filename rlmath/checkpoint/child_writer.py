@@ -67,6 +67,7 @@ class SharedMemory:
 
     @staticmethod
     def size_of(tensors: Sequence[Tensor]) -> int:
+        """Bytes that copies of the tensors take."""
         return sum(-(-one.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in tensors)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -32,6 +32,7 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
     ``sum_a C(votes, a) x^a``, ``a <= t``, for each wrong answer.
 
     Args:
+        wrong: Samples with each of the wrong answers.
         k: Samples that vote, from 1 to all of them.
 
     Raises:

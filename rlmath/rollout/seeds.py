@@ -22,6 +22,7 @@ def request_seed(run_seed: int, step: int, problem_id: str, index: int) -> int:
     may hold a slash: different samples never read as the same text.
 
     Args:
+        step: Optimization step that the sample is for.
         index: The sample's place in the problem's group.
 
     Returns:

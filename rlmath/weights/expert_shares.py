@@ -56,7 +56,8 @@ class Need:
 
 
 def are_worth_it(needs: Iterable[Need], num_experts: int, layer_holders: int) -> bool:
-    """Whether sharing sends less per rank than a broadcast."""
+    """Whether sharing sends less per rank than a broadcast. ``layer_holders``: ranks with experts
+    of one layer."""
     return sum(need.share.fraction(num_experts) for need in needs) < layer_holders
 
 

@@ -35,9 +35,9 @@ MOST_ERROR = 0.10
 
 
 # The plain command still counts every kind of model and of layout but virtual stages, each setting
-# that changes a phase, and an experiment on 128 GPUs. These repeat a model's copies, another size
-# of a model, the 7B experiment, or a layout in another size; or count all layers and not few, or a
-# setting alone that another case has beside others.
+# that changes a phase but actor.offload_in_backward, and an experiment on 128 GPUs. These repeat a
+# model's copies, another size of a model, the 7B experiment, or a layout in another size; or count
+# all layers and not few, or a setting alone that another case has beside others.
 LONG = {
     *(case.name for case in WHOLE if with_few_layers(case) != case),
     *(
