@@ -10,6 +10,7 @@ and prove more of the same; the plain command leaves them out.
 
 import gc
 import itertools
+import os
 import re
 import signal
 from collections import Counter
@@ -24,6 +25,12 @@ _NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("few", _NO_CLOCK, max_examples=25)
 settings.register_profile("many", _NO_CLOCK, max_examples=1000)
 settings.load_profile("few")
+
+# Before torch starts OpenMP. Other tests and their ranks have the cores at the same time, and a
+# thread that spins there while it waits takes their time. One of several processes has one thread.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all that tests
 # start and end with it.
