@@ -55,6 +55,9 @@ if [ "${1:-}" = cuda-wheels ]; then
   cuda_wheels "$@"
 fi
 bash launchers/setup.sh
+# Types are checked while packages are fetched.
+.venv/bin/mypy > .venv/mypy.txt 2>&1 &
+types=$!
 # Each in its own folder, .venv/FOLDER, where only the tests that need it look.
 apart() { # FOLDER REQUIREMENT...
   local folder=.venv/$1 one name missing=''
@@ -88,7 +91,11 @@ unset PYTHONDONTWRITEBYTECODE
   exit 1
 }
 .venv/bin/ruff check .
-.venv/bin/mypy
+wait "$types" || {
+  cat .venv/mypy.txt >&2
+  exit 1
+}
+cat .venv/mypy.txt
 
 on_cores() { # MORE
   read -ra in_parallel < <(.venv/bin/python -c "from tests.tiers import on_cores; print(*on_cores($1))")

@@ -103,11 +103,12 @@ LINEAR = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 
 
+# Its ranks and engines: tests/distributed and tests/engine/test_linear_attention_engines.py.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "changes", "layout"),
     [
-        # Its engines: tests/engine/test_linear_attention_engines.py.
-        pytest.param("qwen3_5", {}, ["actor.pipeline_parallel=2"], marks=pytest.mark.long),
+        ("qwen3_5", {}, ["actor.pipeline_parallel=2"]),
         (
             "qwen3_next",
             MOE | {"shared_expert_intermediate_size": 48},
