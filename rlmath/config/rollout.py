@@ -23,7 +23,8 @@ _PYTHON = OnlyWith("tools", ("python",))
 class RolloutConfig:
     engines: int | None = setting(
         None,
-        "Number of vLLM engines; null: as many as the accelerators allow on CUDA, 1 on CPU.",
+        "Number of vLLM engines; null: as many as the accelerators allow on CUDA, 1 on CPU, where "
+        "each has one thread.",
         least=1,
     )
     tensor_parallel: int = setting(1, "Tensor-parallel size of each engine.", least=1)
