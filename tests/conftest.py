@@ -26,9 +26,8 @@ settings.register_profile("few", _NO_CLOCK, max_examples=25)
 settings.register_profile("many", _NO_CLOCK, max_examples=1000)
 settings.load_profile("few")
 
-# Before torch starts OpenMP. Other tests and their ranks have the cores at the same time, and a
-# thread that spins there while it waits takes their time. One of several processes has one thread.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before torch starts OpenMP: one of several processes has one thread, as a second would spin on a
+# core that another needs.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
