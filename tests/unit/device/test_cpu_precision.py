@@ -21,12 +21,20 @@ def test_a_row_is_not_scaled_by_the_rounding_of_its_mean_square():
     assert (scales - 1).abs().max() < HALF_ULP / 4
 
 
-def test_gradients_of_a_norm_have_the_type_of_what_it_norms():
-    x = torch.randn(3, 8).bfloat16().requires_grad_()
-    weight = torch.ones(8, dtype=torch.bfloat16, requires_grad=True)
-    rms_norm(x, weight, 1e-5).sum().backward()
-    assert x.grad is not None and x.grad.dtype == torch.bfloat16
-    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 8 * HALF_ULP)], ids=str
+)
+def test_gradients_of_a_norm(dtype, error):
+    torch.manual_seed(0)
+    made = [3 * torch.randn(5, 64), 1 + torch.randn(64) / 4, torch.randn(5, 64)]
+    x, weight, grad = (one.to(dtype) for one in made)
+    rms_norm(x.requires_grad_(), weight.requires_grad_(), 1e-5).backward(grad)
+    wide = [one.detach().double().requires_grad_() for one in (x, weight)]
+    norm = wide[0] / (wide[0].square().mean(-1, keepdim=True) + 1e-5).sqrt() * wide[1]
+    norm.backward(grad.double())
+    for found, expected in zip((x.grad, weight.grad), (one.grad for one in wide), strict=True):
+        assert found.dtype == dtype
+        assert (found - expected).abs().max() < error * expected.abs().max()
 
 
 @pytest.mark.parametrize("length", [1, 90, 300], ids="{} tokens".format)
