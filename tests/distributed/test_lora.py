@@ -258,11 +258,16 @@ def make_experts(folder):
     ("make", "targets", "layout"),
     [
         # The output is normalized with the adapter in it.
-        (make_olmo2, TARGETS, Layout(2, 1, 1)),
+        pytest.param(make_olmo2, TARGETS, Layout(2, 1, 1), marks=pytest.mark.long),
         # Each expert has its own, beside the dense layer's.
         (make_mixture, TARGETS, Layout(2, 1, 2, expert_parallel=2)),
         # Shared by two ranks, beside experts that every token goes to.
-        (make_glm, ("o_proj", "gate_proj", "down_proj"), Layout(2, 1, 1)),
+        pytest.param(
+            make_glm,
+            ("o_proj", "gate_proj", "down_proj"),
+            Layout(2, 1, 1),
+            marks=pytest.mark.long,
+        ),
         # Latent vectors, which tensor ranks gather, with sequence parallelism.
         (make_latent, ALL_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
         # Query with gate in one; of linear attention queries, keys, values and gate of each head.

@@ -46,8 +46,9 @@ def wrong(own_plugins, tmp_path):  # noqa: F811
     loading.use(str(file))
 
 
-# Ranks of each layout take most of the time to start.
-@pytest.mark.parametrize("layouts", [1, pytest.param(2, marks=pytest.mark.long)])
+# Which invariant fails, without ranks: tests/unit/plugins/test_plugin_invariants.py.
+@pytest.mark.long
+@pytest.mark.parametrize("layouts", [1, 2])
 def test_parts_of_the_layout_are_caught(wrong, tmp_path, monkeypatch, layouts):
     monkeypatch.setattr(ranks, "LAYOUTS", dict(list(ranks.LAYOUTS.items())[:layouts]))
     updates = {name: update_with(**parts) for name, parts in (RIGHT | WRONG).items()}

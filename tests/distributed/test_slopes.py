@@ -38,7 +38,7 @@ def run(layout, platform, model, batch, changes):
     [
         (Layout(2, 1, 2), {}),
         (Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3)), {}),
-        (Layout(2, 1, 1), LORA),
+        pytest.param(Layout(2, 1, 1), LORA, marks=pytest.mark.long),
         (Layout(1, 1, 2), ROUNDED),
     ],
     ids=str,

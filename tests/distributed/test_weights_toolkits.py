@@ -106,6 +106,8 @@ def test_toolkit_errors_are_one_message(model, tmp_path):
     assert "is no checkpoint" in done.stderr
 
 
+# Conversion without plug-ins: test_checkpoint.py and test_weights.py.
+@pytest.mark.long
 def test_a_model_of_a_plugins_family_is_converted_there_and_back(model, tmp_path):
     mine, run_dir = tmp_path / "family.py", tmp_path / "run"
     shutil.copy(PLUGIN, mine)

@@ -73,6 +73,8 @@ LONG = {
     "30B EP 8, LoRA on experts",
     "30B EP 8 PP 2",
     "qwen2.5-7b-grpo-megatron (128 GPUs), few layers",
+    "1.5B TP 1",
+    "1.5B without recomputation",
 }
 
 

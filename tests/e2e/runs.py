@@ -68,6 +68,8 @@ def quickstart_settings(material, run_dir):
         "algorithm.group_size=4",
         # Batches as they are on CUDA; tests/distributed/test_shared_prompts.py has those of auto.
         "actor.share_prompts=never",
+        # Beside other runs, a second thread of a rank would spin on the core that they need.
+        "actor.num_threads=1",
         "runner.check_export_sequences=8",
     ]
 

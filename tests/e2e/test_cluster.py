@@ -182,6 +182,8 @@ def test_two_nodes_train_until_the_head_is_lost(material, tmp_path):
     assert all(line["alignment/mean_exp_abs_diff"] < 1.0001 for line in lines)
 
 
+# Scripts without nodes: tests/unit/test_scripts.py.
+@pytest.mark.long
 def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path):
     with nodes(2) as members:
         processes = [

@@ -44,7 +44,7 @@ def train(material, run_dir, teacher, *more):
 
 @pytest.mark.long
 def test_a_batch_has_the_log_probs_that_transformers_gives(straight, teacher):
-    """With adapters: test_lora_run.py."""
+    """With adapters: test_plugins_run.py."""
     check(straight, teacher)
 
 

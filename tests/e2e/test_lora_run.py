@@ -1,4 +1,4 @@
-"""LoRA from the command line: engines get merged weights, and the folders belong together."""
+"""LoRA from the command line. Merged weights, and a replay: test_plugins_run.py."""
 
 import json
 
@@ -6,85 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.e2e import test_distillation_run as distillation
-from tests.e2e.runs import check_replay, metrics, quickstart_settings, rlmath
-
-teacher = distillation.teacher
-
-
-@pytest.fixture(scope="module")
-def run_dir(material, teacher, tmp_path_factory):
-    """Two steps of adapters under a teacher."""
-    run_dir = tmp_path_factory.mktemp("adapters")
-    run = rlmath(
-        "train",
-        *quickstart_settings(material, run_dir),
-        "algorithm.distill_coef=0.5",
-        f"teacher.path={teacher}",
-        "teacher.dtype=float32",
-        # Adapters over tensor ranks: tests/distributed/test_lora.py.
-        "actor.tensor_parallel=1",
-        "actor.lora.rank=8",
-        "actor.lora.alpha=16",
-        "actor.optimizer.lr=1e-2",
-        "actor.offload=all",
-        # The random model gets no reward, and so no other gradient.
-        "algorithm.entropy_coef=0.1",
-        "algorithm.kl_coef=0.1",
-        "eval.every=0",
-        "runner.save_every=1",
-        "runner.background_checkpoints=true",
-    )
-    assert run.returncode == 0, run.stderr
-    assert "LoRA     rank 8, alpha 16" in run.stdout
-    return run_dir
-
-
-def test_adapters_train_and_engines_have_them(material, run_dir):
-    first, second = (line for line in metrics(run_dir) if line["step"] > 0)
-    # The reference is the base model, which the policy is at first and then is not.
-    assert second["train/kl"] > 0
-    for line in (first, second):
-        assert line["train/grad_norm"] > 0
-        # In the second step adapters are in the weights that were sent.
-        assert line["alignment/max_abs_diff"] <= 1e-4
-    summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
-    base, merged, adapters = (
-        load_file(folder)
-        for folder in (
-            material / "model" / "model.safetensors",
-            run_dir / "hf" / "model.safetensors",
-            run_dir / "hf_adapter" / "adapter_model.safetensors",
-        )
-    )
-    config = json.loads((run_dir / "hf_adapter" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"]) == (8, 16)
-    changed = 0
-    for name, weight in base.items():
-        stem = f"base_model.model.{name.removesuffix('.weight')}"
-        whole = weight.double()
-        if f"{stem}.lora_A.weight" in adapters:
-            a, b = (adapters[f"{stem}.lora_{kind}.weight"].double() for kind in "AB")
-            whole, changed = whole + 2 * b @ a, changed + 1
-            assert b.any() and not torch.equal(merged[name], weight), name
-        torch.testing.assert_close(merged[name].double(), whole, atol=1e-6, rtol=1e-5)
-    assert 2 * changed == len(adapters) > 0
-    # Twice the adapters' bytes or so, and not the model's.
-    saved = sum(p.stat().st_size for p in (run_dir / "checkpoints").rglob("*.distcp"))
-    weights = sum(weight.numel() for weight in base.values())
-    assert saved < 12 * weights
-
-
-def test_a_teachers_log_probs_are_those_of_transformers_beside_adapters(run_dir, teacher):
-    distillation.check(run_dir, teacher)
-
-
-@pytest.mark.long
-def test_a_replay_has_the_adapters_and_the_teachers_answers(run_dir):
-    """They are kept, so that it starts no teacher. Others: test_algorithms.py."""
-    for step in check_replay(run_dir, "2", "--from", "0")["steps"]:
-        assert step["bit_equal"] and {"gradient_tensors", "teacher_log_probs"} <= {*step["equal"]}
+from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
 
 @pytest.mark.long

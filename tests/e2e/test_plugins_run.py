@@ -1,16 +1,21 @@
-"""A run with one part of each kind from files of the user's: real ranks and engines, a resume, a
-replay."""
+"""A run of adapters under a teacher, with one part of each kind from files of the user's: real
+ranks and engines, a resume, a replay."""
 
 import json
 import shutil
 
 import pytest
+import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from rlmath.checkpoint.driver_state import read_driver_state
 from rlmath.training.kept_files import kept_file
 from rlmath.utils.array_file import read_header
-from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+from tests.e2e import test_distillation_run as distillation
+from tests.e2e.runs import ROOT, check_replay, metrics, quickstart_settings, rlmath
+
+teacher = distillation.teacher
 
 REWARD = ROOT / "tests" / "e2e" / "odd_reward.py"
 EXAMPLES = ROOT / "examples" / "plugins"
@@ -24,7 +29,7 @@ def mine(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def settings(material, mine):
+def settings(material, teacher, mine):
     # The architecture of the example's family.
     model = mine.parent / "model"
     shutil.copytree(material / "model", model)
@@ -35,7 +40,15 @@ def settings(material, mine):
     watched = f"{{name: '{mine / 'reward.py'}', weight: 0}}"
     return [
         *quickstart_settings(material, mine.parent / "run"),
+        # Adapters over tensor ranks: tests/distributed/test_lora.py.
         "actor.tensor_parallel=1",
+        "actor.lora.rank=8",
+        "actor.lora.alpha=16",
+        "actor.optimizer.lr=1e-2",
+        "actor.offload=all",
+        "algorithm.distill_coef=0.5",
+        f"teacher.path={teacher}",
+        "teacher.dtype=float32",
         f"model.path={model}",
         "data.train_paths=[]",
         f"data.source={mine / 'data_source.py'}:Sums",
@@ -50,7 +63,7 @@ def settings(material, mine):
         "rollout.engine_options.name=mine_of_test",
         "runner.resume=auto",
         "runner.save_every=1",
-        "runner.check_export_sequences=0",
+        "runner.background_checkpoints=true",
         "algorithm.minibatches_per_step=2",
         # A model that has not learned yet gets rewards that differ.
         f"reward.items=[{{name: '{REWARD}:odd'}}, {{name: math}}, {watched}]",
@@ -67,7 +80,7 @@ def settings(material, mine):
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",
         f"algorithm.aggregation={mine / 'aggregation.py'}:power_length",
-        "algorithm.kl_coef=0.01",
+        "algorithm.kl_coef=0.1",
         f"algorithm.kl_estimator={mine / 'kl_estimator.py'}:huber",
         "algorithm.kl_options.limit=0.5",
     ]
@@ -77,6 +90,7 @@ def settings(material, mine):
 def run_dir(settings, mine):
     done = rlmath("train", *settings)
     assert done.returncode == 0, done.stderr
+    assert "LoRA     rank 8, alpha 16" in done.stdout
     return mine.parent / "run"
 
 
@@ -111,12 +125,52 @@ def test_ranks_train_with_what_the_files_register(run_dir, mine):
     assert kept["plugin_hashes"] == state["plugins"] == dict(saved.plugin_hashes)
 
 
+def test_adapters_train_and_engines_have_them(material, run_dir):
+    first, second = (line for line in metrics(run_dir) if line["step"] > 0)
+    # The reference is the base model, which the policy is at first and then is not.
+    assert second["train/kl"] > 0
+    for line in (first, second):
+        assert line["train/grad_norm"] > 0
+        # In the second step adapters are in the weights that were sent.
+        assert line["alignment/max_abs_diff"] <= 1e-4
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["alignment/hf_mean_exp_abs_diff"] <= 1.0001
+    base, merged, adapters = (
+        load_file(folder)
+        for folder in (
+            material / "model" / "model.safetensors",
+            run_dir / "hf" / "model.safetensors",
+            run_dir / "hf_adapter" / "adapter_model.safetensors",
+        )
+    )
+    config = json.loads((run_dir / "hf_adapter" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (8, 16)
+    changed = 0
+    for name, weight in base.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        whole = weight.double()
+        if f"{stem}.lora_A.weight" in adapters:
+            a, b = (adapters[f"{stem}.lora_{kind}.weight"].double() for kind in "AB")
+            whole, changed = whole + 2 * b @ a, changed + 1
+            assert b.any() and not torch.equal(merged[name], weight), name
+        torch.testing.assert_close(merged[name].double(), whole, atol=1e-6, rtol=1e-5)
+    assert 2 * changed == len(adapters) > 0
+    # Twice the adapters' bytes or so, and not the model's.
+    saved = sum(p.stat().st_size for p in (run_dir / "checkpoints").rglob("*.distcp"))
+    weights = sum(weight.numel() for weight in base.values())
+    assert saved < 12 * weights
+
+
+def test_a_teachers_log_probs_are_those_of_transformers_beside_adapters(run_dir, teacher):
+    distillation.check(run_dir, teacher)
+
+
 @pytest.mark.long
 def test_a_replay_repeats_it_to_the_last_bit(run_dir):
-    """Other needs of a replay: test_algorithms.py."""
-    done = rlmath("replay", str(run_dir), "2", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["steps"]
+    """The teacher's answers are kept, so that it starts none. Other needs of a replay:
+    test_algorithms.py."""
+    for step in check_replay(run_dir, "2", "--from", "0")["steps"]:
+        assert step["bit_equal"] and {"gradient_tensors", "teacher_log_probs"} <= {*step["equal"]}
 
 
 def test_a_changed_file_is_named_by_resume_and_replay(run_dir, settings, mine):

@@ -37,6 +37,8 @@ def sample_run(material, tmp_path_factory):
     return run_dir, words, run.stdout
 
 
+# What is kept of an evaluation: tests/unit/commands/test_sample.py.
+@pytest.mark.long
 def test_right_answers_are_kept_and_trained_on(sample_run):
     run_dir, _, out = sample_run
     kept = [json.loads(line) for line in (run_dir / "sample" / "correct.jsonl").open()]
@@ -56,6 +58,7 @@ def test_right_answers_are_kept_and_trained_on(sample_run):
     assert (run_dir / "sft" / "model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_prompts_are_those_that_were_sampled(material, sample_run):
     """Token for token, and the answers end as they were sampled."""
     from rlmath.checks.prompt_style import with_prompt_style

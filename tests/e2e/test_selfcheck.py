@@ -59,6 +59,8 @@ def figures_of(checks):
     }
 
 
+# What the command makes of its checks: tests/unit/commands/test_selfcheck_runner.py.
+@pytest.mark.long
 def test_selfcheck_command_passes(tmp_path):
     lines, said, checks = selfcheck(tmp_path, ALONE)
     assert all(" passed " in lines[name] for name in ALONE if name != "sleep")

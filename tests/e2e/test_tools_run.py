@@ -108,6 +108,8 @@ def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path, s
         assert any(len(row.get("segments", ())) > 1 for row in samples(straight, step))
 
 
+# Turns of environments without engines: tests/unit/environments and tests/unit/rollout.
+@pytest.mark.long
 def test_an_environment_in_a_chat_is_trained_on_with_its_reward(material, tmp_path):
     run_dir = tmp_path / "run"
     done = python(

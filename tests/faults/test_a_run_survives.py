@@ -124,6 +124,8 @@ def tensors_of(run_dir):
 TOLERANCE = 1e-5
 
 
+# Ranks alone: tests/distributed/test_checkpoint.py; a full disk: tests/unit/checkpoint.
+@pytest.mark.long
 def test_a_run_resumes_in_another_layout(material, straight, tmp_path):
     """From TP 2 to PP 2 after step 2: two steps of two updates each give the same samples, and the
     same metrics but for rounding. Its disk runs full in the second save: it ends with one message,
@@ -157,6 +159,8 @@ def test_a_run_resumes_in_another_layout(material, straight, tmp_path):
         assert {k: line[k] for k in same} == pytest.approx(same, rel=TOLERANCE, abs=1e-5)
 
 
+# The same without ranks and engines: tests/unit/training/test_supervise.py.
+@pytest.mark.long
 def test_a_run_that_collapses_is_rolled_back_and_then_stopped(material, tmp_path):
     """A reward for brevity alone: responses shrink. The detector takes the run back to before,
     with half the learning rate; when they shrink again it ends, and says why."""

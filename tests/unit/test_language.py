@@ -44,6 +44,7 @@ def replaced_words(text):
     ]
 
 
+@pytest.mark.process
 def test_the_glossary_is_kept():
     listed = subprocess.run(
         ["git", "ls-files", *PAGES, *CODE], cwd=ROOT, capture_output=True, text=True

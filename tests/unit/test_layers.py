@@ -46,19 +46,26 @@ FILES_OF_THE_ROOT = {"__init__.py", "__main__.py", "cli.py", "errors.py", "types
 
 
 @functools.cache
-def trees():
+def modules():
     """Each module of the package."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = ("rlmath", *file.relative_to(PACKAGE).with_suffix("").parts)
         name = ".".join(parts).removesuffix(".__init__")
-        found[name] = ast.parse(file.read_text(encoding="utf-8"))
+        found[name] = Module(file.read_text(encoding="utf-8"))
     return found
 
 
-def imports_of(tree):
+class Module:
+    """Nodes of a module's syntax tree, walked once for all tests."""
+
+    def __init__(self, source):
+        self.nodes = list(ast.walk(ast.parse(source)))
+
+
+def imports_of(module):
     """Every ``rlmath.FOLDER`` that a module imports, also inside functions and for types only."""
-    for node in ast.walk(tree):
+    for node in module.nodes:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -87,23 +94,23 @@ def test_imports_go_down(layer):
     below = {f"rlmath.{name}" for name in LAYERS[: LAYERS.index(layer) + 1]}
     upward = [
         f"{name} imports {target}"
-        for name, tree in trees().items()
+        for name, module in modules().items()
         if name.split(".")[1:2] == [layer]
-        for target in sorted({*imports_of(tree)} - below)
+        for target in sorted({*imports_of(module)} - below)
     ]
     assert upward == []
 
 
-def run_time_imports(tree):
+def run_time_imports(module):
     """Module and name of each import, also inside functions, but not those for types alone."""
     for_types = {
         id(inside)
-        for node in ast.walk(tree)
+        for node in module.nodes
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for statement in node.body
         for inside in ast.walk(statement)
     }
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if id(node) in for_types:
             continue
         if isinstance(node, ast.Import):
@@ -113,12 +120,12 @@ def run_time_imports(tree):
 
 
 def import_cycle(modules):
-    """Modules that import each other in a circle; none if there is no circle."""
+    """Those that import each other in a circle; none if there is no circle."""
     needs = {}
-    for name, tree in modules.items():
+    for name, module in modules.items():
         found = {
-            f"{module}.{one}" if f"{module}.{one}" in modules else module
-            for module, one in run_time_imports(tree)
+            f"{path}.{one}" if f"{path}.{one}" in modules else path
+            for path, one in run_time_imports(module)
         }
         needs[name] = (found & modules.keys()) - {name}
     try:
@@ -129,14 +136,14 @@ def import_cycle(modules):
 
 
 def test_no_files_import_each_other_in_a_circle():
-    assert import_cycle(trees()) == []
+    assert import_cycle(modules()) == []
 
 
 def test_a_circle_through_a_function_is_found():
     there = "def f():\n    from b import g\n"
     for_types = "if TYPE_CHECKING:\n    from a import f\n"
-    assert import_cycle({"a": ast.parse(there), "b": ast.parse(for_types)}) == []
-    assert set(import_cycle({"a": ast.parse(there), "b": ast.parse("import a")})) == {"a", "b"}
+    assert import_cycle({"a": Module(there), "b": Module(for_types)}) == []
+    assert set(import_cycle({"a": Module(there), "b": Module("import a")})) == {"a", "b"}
 
 
 def test_only_engines_import_vllm():
@@ -144,15 +151,15 @@ def test_only_engines_import_vllm():
     installed."""
     users = {
         name.split(".")[1]
-        for name, tree in trees().items()
-        for module, _ in run_time_imports(tree)
-        if module.partition(".")[0] == "vllm"
+        for name, module in modules().items()
+        for path, _ in run_time_imports(module)
+        if path.partition(".")[0] == "vllm"
     }
     assert users == {"engines"}
     named = {
         name.split(".")[1]
-        for name, tree in trees().items()
-        for node in ast.walk(tree)
+        for name, module in modules().items()
+        for node in module.nodes
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).endswith(("import_module", "__import__"))
         and "vllm" in ast.unparse(node)
@@ -172,10 +179,10 @@ MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "_fingerprint"}
 
 def test_functions_of_the_main_path_fit_a_screen():
     long = []
-    for name, tree in trees().items():
-        for node in ast.walk(tree):
-            if name.split(".")[1:2] == [] or name.split(".")[1] not in MAIN_PATH:
-                continue
+    for name, module in modules().items():
+        if name.split(".")[1:2] == [] or name.split(".")[1] not in MAIN_PATH:
+            continue
+        for node in module.nodes:
             if not isinstance(node, ast.FunctionDef):
                 continue
             given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]

@@ -175,6 +175,7 @@ def test_saved_settings_read_back_equal(tmp_path):
     assert os.listdir(tmp_path / "run") == ["config.yaml"]
 
 
+@pytest.mark.process
 def test_composes_from_any_folder_and_without_heavy_imports(tmp_path):
     code = (
         "import sys\n"

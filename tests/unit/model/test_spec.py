@@ -330,6 +330,7 @@ def test_the_tiny_model_is_as_it_is_made(tmp_path):
     assert read_model_spec("tiny") == read_model_spec(make_tiny_model(tmp_path / "tiny"))
 
 
+@pytest.mark.process
 def test_one_module_parses_config_json_without_torch():
     """Reading a spec is quick, and nobody else looks into the file."""
     package = Path(rlmath.__file__).parent

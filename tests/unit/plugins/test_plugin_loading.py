@@ -112,6 +112,7 @@ def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugi
     assert "has no options" in refusal("algorithm.kl_options.limit=1")
 
 
+@pytest.mark.process
 def test_another_process_imports_it_by_value(file):
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
     objective = plan_step(config, 1).objective
@@ -135,6 +136,7 @@ def test_another_process_imports_it_by_value(file):
     assert second == repr(loading.imported_plugins()) and config.plugin_hashes[str(file)] in second
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("starts", ["import_from_environment()", "register()"])
 def test_a_process_without_ray_imports_from_its_environment(file, starts):
     """vLLM's spawned workers call ``register`` before anything else."""

@@ -93,6 +93,7 @@ def test_a_graders_workers_follow_the_cores(cores, given, workers, monkeypatch):
     assert found == [workers]
 
 
+@pytest.mark.process
 def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
     """They answer what its own would, and end with the stack, before Ray does."""
     asked = []

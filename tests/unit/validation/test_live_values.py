@@ -102,6 +102,7 @@ def pool_of(models, busy=False):
     return SimpleNamespace(ask=lambda _, tokens: [made.layer_values(tokens)], engine=engine)
 
 
+@pytest.mark.process
 def test_the_engines_values_are_whole():
     models = [Model(0), Model(1)]
     pool = pool_of(models)

@@ -36,6 +36,7 @@ def page(run_dir, make_run, tmp_path_factory):
     return out
 
 
+@pytest.mark.process
 def test_report_of_two_has_both_runs(page):
     data = page_data(page.read_text(encoding="utf-8"))
     assert [run["name"] for run in data["runs"]] == ["first", "second"]

@@ -117,6 +117,7 @@ def test_grade_of_another_text_is_named():
     assert again("timeout", "3") == []
 
 
+@pytest.mark.process
 def test_second_grader_has_its_own_process_and_no_memory():
     """Answers that only a worker can decide go to one that the rewards' grader does not have."""
     hard = r"\boxed{\int_0^1 x dx}"
