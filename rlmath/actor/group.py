@@ -215,17 +215,18 @@ class ActorGroup:
             print(f"the ranks cannot be asked to stop: {error}", file=sys.stderr, flush=True)
 
     def begin_profile(self, tool: ProfileTool, folder: Path) -> None:
-        """Record on each rank, into an absolute folder, until one of the next two."""
+        """Record on each rank, into an absolute folder, until :meth:`end_profile`."""
         self._all("begin_profile", tool, folder)
 
-    def end_profile(self) -> list[str]:
-        """Write the traces. Returns why there is none, for ranks that could not write theirs."""
-        return [problem for problem in self._all("end_profile") if problem]
-
-    def abandon_profile(self) -> None:
-        """:meth:`end_profile` after a failure: ranks that wait for a failed one never answer."""
+    def end_profile(self, after_failure: bool = False) -> list[str]:
+        """Write the traces. Returns why there is none, for ranks that could not write theirs.
+        ``after_failure``: wait for a limited time, as ranks that wait for a failed one never
+        answer; nothing is returned."""
         calls = [worker.end_profile.remote() for worker in self._workers]
-        ray.wait(calls, num_returns=len(calls), timeout=ABANDON_S)
+        if after_failure:
+            ray.wait(calls, num_returns=len(calls), timeout=ABANDON_S)
+            return []
+        return [problem for problem in self._calls.results(calls, "end_profile") if problem]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Move the reference model a share of the way to the policy; see ``MegatronActor``."""
@@ -266,17 +267,16 @@ class ActorGroup:
 
     def save_checkpoint(self, folder: str | Path, *, in_background: bool = False) -> None:
         """Write model, optimizer, schedule and random states to a folder. ``in_background``: return
-        when they are copied; :meth:`finish_checkpoint` follows."""
-        self._all("begin_checkpoint" if in_background else "save_checkpoint", str(folder))
+        when they are copied; :meth:`checkpoint_written` follows."""
+        self._all("save_checkpoint", str(folder), in_background)
 
-    def checkpoint_written(self) -> bool:
-        """Whether all ranks have written the checkpoint that ``save_checkpoint`` began."""
-        return all(self._all("checkpoint_written"))
-
-    def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint that ``save_checkpoint`` began. Raises DiskFull: it could not be
-        written."""
+    def checkpoint_written(self, wait: bool = False) -> bool:
+        """Whether all ranks have written the checkpoint that ``save_checkpoint`` began. ``wait``:
+        until they have. Raises DiskFull: it could not be written."""
+        if not wait and not all(self._all("checkpoint_written")):
+            return False
         self._all("finish_checkpoint")
+        return True
 
     def load_checkpoint(self, folder: str | Path) -> None:
         self._all("load_checkpoint", str(folder))
@@ -318,13 +318,10 @@ class ActorGroup:
             calls = [worker.load_parameters.remote() for worker in self._workers]
             self._calls.await_later(calls, "load_parameters")
 
-    def release_cached_memory(self) -> None:
-        """Make each rank return memory that it caches, for engines on its GPU."""
-        self._all("release_cached_memory")
-
-    def residues(self) -> list[Residue]:
-        """Memory that each rank uses on its device now."""
-        return self._all("residue")
+    def release_cached_memory(self) -> list[Residue]:
+        """Make each rank return memory that it caches, for engines on its GPU. Returns the
+        remaining memory of each rank."""
+        return self._all("release_cached_memory")
 
     def call(self, function: Callable[[ActorWorker], Any]) -> list[Any]:
         """Results of ``function(worker)`` in each rank's process, in order of rank, for what no

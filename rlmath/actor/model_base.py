@@ -213,7 +213,7 @@ class RankModel:
         """Bring the weights to the device, unless they are there, and complete them."""
         self.device_state.load("parameters")
 
-    def begin_release(self, empty_cache: Callable[[], None]) -> None:
+    def begin_release(self, empty_cache: Callable[[], object]) -> None:
         """Free the gradients, and begin to copy the tensors that :meth:`release` offloads.
         Nothing may change until then without loading it. ``empty_cache``: gives memory back that is
         not used. It comes before the copies, as to free a block waits for all that the GPU does."""

@@ -255,10 +255,12 @@ class ActorWorker:
         self._note_peak("weight_sync")
         self.platform.release_cached_memory()
 
-    def release_cached_memory(self) -> None:
-        """Free cached memory; see :meth:`rlmath.device.Platform.release_cached_memory`."""
+    def release_cached_memory(self) -> Residue:
+        """Free cached memory; see :meth:`rlmath.device.Platform.release_cached_memory`. Returns the
+        remaining memory."""
         gc.collect()
         self.platform.release_cached_memory()
+        return self._residue()
 
     def begin_room(self) -> Residue:
         """Begin to move memory to the host as ``actor.offload`` says; gradients are freed at once.
@@ -266,7 +268,7 @@ class ActorWorker:
         if self.value_model is not None:
             self.value_model.release()
         self.actor.begin_release(self.release_cached_memory)
-        return self.residue()
+        return self._residue()
 
     def load_parameters(self) -> None:
         """Bring the policy's weights to the device, for the next phase."""
@@ -281,10 +283,9 @@ class ActorWorker:
         self.actor.release_optimizer()
         if self.value_model is not None:
             self.value_model.release()
-        self.release_cached_memory()
-        return self.residue()
+        return self.release_cached_memory()
 
-    def residue(self) -> Residue:
+    def _residue(self) -> Residue:
         """Memory that this rank uses on its device now."""
         counted = sum(model.device_state.device_bytes() for model in self._models().values())
         reserved = self.platform.reserved_bytes()
@@ -362,30 +363,24 @@ class ActorWorker:
             save_adapters(chunks, adapters, source, spec, parallel, lora)
 
     @phase("save")
-    def save_checkpoint(self, folder: str) -> None:
-        """Write model, optimizer, schedule and random states. Collective."""
-        from rlmath.checkpoint.state import save_model
+    def save_checkpoint(self, folder: str, in_background: bool = False) -> None:
+        """Write model, optimizer, schedule and random states. Collective. ``in_background``: return
+        when they are copied; :meth:`finish_checkpoint` waits until they are written."""
+        from rlmath.checkpoint.state import begin_saves, save_model
 
         with self._readable():
-            for name, model in self._models().items():
-                save_model(model, folder, name)
-        self.platform.release_cached_memory()
-
-    @phase("save")
-    def begin_checkpoint(self, folder: str) -> None:
-        """Copy the data that ``save_checkpoint`` writes, and write it in the background.
-        Collective."""
-        from rlmath.checkpoint.state import begin_saves
-
-        with self._readable():
-            self._pending = begin_saves(self._models(), folder)
+            if in_background:
+                self._pending = begin_saves(self._models(), folder)
+            else:
+                for name, model in self._models().items():
+                    save_model(model, folder, name)
         self.platform.release_cached_memory()
 
     def checkpoint_written(self) -> bool:
         return self._pending.done()
 
     def finish_checkpoint(self) -> None:
-        """Wait for the checkpoint of ``begin_checkpoint``, and raise its errors."""
+        """Wait for the checkpoint that is written in the background, and raise its errors."""
         self._pending.result()
 
     def load_checkpoint(self, folder: str) -> None:

@@ -271,18 +271,23 @@ class Saver:
     def poll(self, wait: bool = False) -> None:
         """Make a checkpoint of the files written in the background, if they are complete. ``wait``:
         until they are one."""
-        if self._writing is not None and (wait or self._actor.checkpoint_written()):
+        if self._writing is not None and self._is_written(self._writing.step, wait):
             point, self._writing = self._writing, None
-            try:
-                self._actor.finish_checkpoint()
-            except BaseException as error:
-                self._store.abandon(point.step)
-                self._is_interrupted |= isinstance(error, KeyboardInterrupt | SystemExit)
-                raise
             self._committing = self._thread.submit(self._commit, point)
         if self._committing is not None and (wait or self._committing.done()):
             committing, self._committing = self._committing, None
             committing.result()
+
+    def _is_written(self, step: int, wait: bool) -> bool:
+        try:
+            return self._actor.checkpoint_written(wait)
+        except BaseException as error:
+            # Nobody will wait for it again. An interrupted look at it changes nothing.
+            if wait or isinstance(error, UserError):
+                self._writing = None
+                self._store.abandon(step)
+                self._is_interrupted |= isinstance(error, KeyboardInterrupt | SystemExit)
+            raise
 
     def _abandon_written(self) -> None:
         step, self._written_step = self._written_step, None

@@ -306,8 +306,7 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: StartLog) -> 
         pool.prepare()
         actor.launch()
         actor.wait_until_ready(say)
-        actor.release_cached_memory()
-        check_engine_room(actor.residues(), pool.spec.gpu_memory_utilization)
+        check_engine_room(actor.release_cached_memory(), pool.spec.gpu_memory_utilization)
         say(f"the ranks are ready; starting {engines}")
         pool.launch()
     if pool is not None:

@@ -44,7 +44,7 @@ def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     except UpdateStopped:
         raise
     except Exception:
-        run.actor.abandon_profile()
+        run.actor.end_profile(after_failure=True)
         raise
     on_engines(lambda: pool.ask(Engine.end_profile))
     for file in _of_engines(folder):

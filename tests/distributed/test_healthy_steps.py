@@ -20,7 +20,7 @@ SIGMOID = "MoE, sigmoid, EP 2"
     "name",
     [
         # Checks would end runs of the command line too: tests/e2e/test_schedule_runs.py and
-        # test_lora_run.py.
+        # test_plugins_run.py.
         *(pytest.param(name, marks=pytest.mark.long) for name in ("continuous", "distill")),
         "tools, value model",
         SIGMOID,

@@ -138,7 +138,7 @@ def run(layout, platform, model, batch, folder):
         steps = [one_step(worker, batch, seed=0)]
         left = bytes_left(worker, before)
         if offload == "all":
-            worker.begin_checkpoint(folder)
+            worker.save_checkpoint(folder, in_background=True)
         steps.append(one_step(worker, batch, seed=1))
         state = state_of(worker)
         if offload == "all":

@@ -46,7 +46,7 @@ def wrong(own_plugins, tmp_path):  # noqa: F811
     loading.use(str(file))
 
 
-# Which invariant fails, without ranks: tests/unit/plugins/test_plugin_invariants.py.
+# Invariants without ranks: tests/unit/plugins/test_plugin_invariants.py.
 @pytest.mark.long
 @pytest.mark.parametrize("layouts", [1, 2])
 def test_parts_of_the_layout_are_caught(wrong, tmp_path, monkeypatch, layouts):

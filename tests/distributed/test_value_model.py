@@ -129,7 +129,7 @@ def run_worker(layout, platform, model, batch, folder, save):
         worker.load_checkpoint(folder)
         return step(worker, batch, seed=1)
     step(worker, batch, seed=0)
-    worker.begin_checkpoint(folder)
+    worker.save_checkpoint(folder, in_background=True)
     # Changes both models while their checkpoint may still be on its way to the disk.
     metrics = step(worker, batch, seed=1)
     worker.finish_checkpoint()

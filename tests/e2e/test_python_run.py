@@ -39,7 +39,7 @@ def test_a_run_is_left_and_continued_and_asked_between_steps(answer, folder):
     assert start != now
 
 
-# A run that ends by a signal and goes on: tests/faults.
+# A run that is resumed after a signal: tests/faults.
 @pytest.mark.long
 def test_ctrl_c_leaves_a_run_that_the_command_line_continues(answer, folder):
     assert answer["interrupted"] == 3

@@ -37,7 +37,7 @@ def sample_run(material, tmp_path_factory):
     return run_dir, words, run.stdout
 
 
-# What is kept of an evaluation: tests/unit/commands/test_sample.py.
+# Rows that are kept: tests/unit/commands/test_sample.py.
 @pytest.mark.long
 def test_right_answers_are_kept_and_trained_on(sample_run):
     run_dir, _, out = sample_run

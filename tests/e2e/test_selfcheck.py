@@ -59,7 +59,7 @@ def figures_of(checks):
     }
 
 
-# What the command makes of its checks: tests/unit/commands/test_selfcheck_runner.py.
+# The command with checks of a test: tests/unit/commands/test_selfcheck_runner.py.
 @pytest.mark.long
 def test_selfcheck_command_passes(tmp_path):
     lines, said, checks = selfcheck(tmp_path, ALONE)

@@ -51,7 +51,7 @@ def test_faults_change_nothing(material, straight, tmp_path):
     killed = first.send(signal.SIGKILL, "ActorWorker.finish_step")
     first.until(lambda: first.output().count("resumed after step") == 2, "the second restart")
     # The first save of an attempt takes longest, so that it is met.
-    first.find("ActorWorker.begin_checkpoint")
+    first.find("ActorWorker.save_checkpoint")
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
     output = first.output()
     # The faults came in steps that are compared below.

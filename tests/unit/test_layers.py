@@ -120,7 +120,7 @@ def run_time_imports(module):
 
 
 def import_cycle(modules):
-    """Those that import each other in a circle; none if there is no circle."""
+    """Modules of a circle of imports; none if there is no circle."""
     needs = {}
     for name, module in modules.items():
         found = {
@@ -175,6 +175,17 @@ MAIN_PATH = {
 MOST_LINES, MOST_ARGUMENTS = 60, 8
 # Megatron and Triton set them.
 MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "_fingerprint"}
+
+
+@pytest.mark.parametrize("name", ["group", "worker"])
+def test_classes_of_ranks_have_few_public_methods(name):
+    (of_ranks,) = (
+        node
+        for node in modules()[f"rlmath.actor.{name}"].nodes
+        if isinstance(node, ast.ClassDef) and node.name in ("ActorGroup", "ActorWorker")
+    )
+    methods = [one.name for one in of_ranks.body if isinstance(one, ast.FunctionDef)]
+    assert sum(not name.startswith("_") for name in methods) <= 25
 
 
 def test_functions_of_the_main_path_fit_a_screen():

@@ -125,8 +125,7 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
     ranks = SimpleNamespace(
         changed=False,
         save_checkpoint=lambda folder, in_background: (folder / "tensors").write_bytes(b"1"),
-        checkpoint_written=lambda: True,
-        finish_checkpoint=lambda: None,
+        checkpoint_written=lambda wait: True,
     )
     sampler = sampler_of(*SETTINGS, ledger=Ledger(path))
     store = CheckpointStore(tmp_path / "checkpoints", keep=1)

@@ -34,8 +34,6 @@ class RecordedRanks:
 
     def release_cached_memory(self):
         self.events.append("ranks give memory back")
-
-    def residues(self):
         return self.left
 
     def connect(self, engines):

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import sys
@@ -265,6 +266,44 @@ def test_checkpoints_are_written_in_the_background_on_cuda_unless_a_setting_says
     run = SimpleNamespace(config=config, actor=None, layout=SimpleNamespace(device=device))
     with open_saver(store, run, {}) as saver:
         assert saver._in_background is expected
+
+
+class BackgroundRanks(SlowRanks):
+    """Ranks that are still writing, or fail, whenever somebody looks."""
+
+    def __init__(self, looks):
+        super().__init__(blocks=1, every_s=0.0)
+        self.looks = iter(looks)
+
+    def checkpoint_written(self, wait=False):
+        found = next(self.looks)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+@pytest.mark.parametrize(
+    ("looks", "waits", "is_kept"),
+    [
+        ([False, True], False, True),
+        # A signal in a look: the run's end waits for the files.
+        ([KeyboardInterrupt(), True], False, True),
+        # A second one while it waits gives them up, as does a disk that is full.
+        ([KeyboardInterrupt()], True, False),
+        ([DiskFull("full")], False, False),
+    ],
+)
+def test_files_written_in_the_background_become_a_checkpoint_once(tmp_path, looks, waits, is_kept):
+    ranks = BackgroundRanks(looks)
+    saver = Saver(CheckpointStore(tmp_path, keep=1), ranks, {}, in_background=True)
+    saver.step_done(1, {})
+    saver.save()
+    fails = isinstance(looks[0], BaseException)
+    with pytest.raises(type(looks[0])) if fails else contextlib.nullcontext():
+        saver.poll(wait=waits)
+    assert saver.committed_step == 0
+    saver.poll(wait=True)
+    assert [one.name for one in tmp_path.iterdir()] == ["step_000001"] * is_kept
 
 
 def test_an_update_that_was_stopped_loses_no_step(tmp_path, ends_the_process, capsys):

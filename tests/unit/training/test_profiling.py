@@ -26,16 +26,13 @@ class Parts:
         if len(arguments) == 1 and self.fails:
             raise EngineError("engine 0 failed")
 
-    def end_profile(self):
-        self.events.append("end")
+    def end_profile(self, after_failure=False):
+        self.events.append("abandon" if after_failure else "end")
         (self.folder / "profile" / "step_000005_engine_0_rank0.1.json.gz").touch()
         return ["rank 1: disk full"]
 
     def ask(self, method, *arguments):
         return getattr(self, method.__name__)(*arguments)
-
-    def abandon_profile(self):
-        self.events.append("abandon")
 
     def warn(self, message):
         self.events.append(message)
