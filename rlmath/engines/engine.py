@@ -109,15 +109,6 @@ class RolloutEngine(Engine):
         """
         self._loop.cut(generation)
 
-    def stats(self) -> dict[str, int]:
-        """Requests in the engine, response tokens since its start, version of its weights."""
-        progress = self._loop.counts()
-        return {
-            "unfinished": progress[0],
-            "tokens_generated": progress[1],
-            "weights_version": self._loop.weights_version,
-        }
-
     def sleep(self) -> None:
         """Give weights and KV cache back to the GPU that the actor shares.
 
@@ -197,17 +188,6 @@ class RolloutEngine(Engine):
     def weights_version(self) -> int:
         """Version of the current weights; 0 are those of the model folder."""
         return self._loop.weights_version
-
-    def weights_checksums(self) -> dict[str, str]:
-        """vLLM's SHA-256 of each parameter as this engine holds it, by worker and name.
-
-        On CPU vLLM packs matrices into its own form and leaves empty tensors behind, whose
-        digests say nothing; there only embeddings, norms and biases are covered.
-        """
-        digests: dict[str, str] = {}
-        for of_worker in self._loop.rpc("compute_weight_checksums"):
-            digests |= of_worker
-        return digests
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int | None]:
         """Fingerprints of the current weights, by Hugging Face name.

@@ -123,6 +123,12 @@ def send(senders, pool, verify_every=0):
     return version
 
 
+def counts(pool):
+    """Requests in each engine, and tokens that it has generated since its start."""
+    asked = [one.__ray_call__.remote(lambda engine: engine._loop.counts()) for one in pool.engines]
+    return ray.get(asked)
+
+
 def random_prompts(count, length, seed=0):
     """Prompts of ordinary characters."""
     rng = random.Random(seed)

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import ray
-from reference import by_key, make_requests, random_prompts, send, tokens
+from reference import by_key, counts, make_requests, random_prompts, send, tokens
 from trainers import start_sender
-
-from rlmath.engines.engine import RolloutEngine
 
 LIMIT = 24
 LONG = 100
@@ -119,7 +117,7 @@ def cut_when(pool, requests, tokens_so_far):
     """Sample until the engines have generated that many tokens, and cut what is unfinished."""
 
     def count_generated():
-        return sum(stats["tokens_generated"] for stats in pool.ask(RolloutEngine.stats))
+        return sum(generated for _, generated in counts(pool))
 
     begun = count_generated()
     with ThreadPoolExecutor(1) as thread:
@@ -152,7 +150,7 @@ def test_engines_continue_with_new_weights_after_any_cut(pool, sender, reference
             key = (sample.problem_id, sample.index)
             if len(sample.token_ids):
                 found[key] = sample
-        assert not any(stats["unfinished"] for stats in pool.ask(RolloutEngine.stats))
+        assert not any(unfinished for unfinished, _ in counts(pool))
         moved = reference.perturb(seed=seed)
         ray.get(sender.set_tensors.remote(moved))
         of_version[send(sender, pool)] = moved

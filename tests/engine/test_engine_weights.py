@@ -173,8 +173,7 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
             samples = list(pool.generate(make_requests(prompts, samples=3, temperature=2.0)))
             assert reference.largest_difference(prompts, samples, 2.0) < 1e-4
             assert max(token for s in samples for token in s.token_ids) < VOCABULARY
-        checksums = pool.ask(RolloutEngine.weights_checksums)[0]
-        assert {key.split(":")[3] for key in checksums} == {"tp0", "tp1"}
+        assert len(pool.ask(RolloutEngine.parameter_sums)[0]) == 2
         mapped = set().union(*map(_shared_memory_of, tree))
         assert mapped
     ray.kill(sender)

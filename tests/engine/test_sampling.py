@@ -8,14 +8,13 @@ from reference import (
     END_OF_TEXT_ID,
     VOCABULARY,
     by_key,
+    counts,
     make_requests,
     random_prompts,
     send,
     tokens,
 )
 from trainers import start_sender
-
-from rlmath.engines.engine import RolloutEngine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +106,7 @@ def test_a_caller_that_stops_early_leaves_nothing_behind(pool):
     # The one that answered: its prompts of 10 tokens, and what it has generated.
     assert max(pool.generation.tokens_held) > 10 * 23
     generation.close()
-    assert [stats["unfinished"] for stats in pool.ask(RolloutEngine.stats)] == [0, 0]
+    assert [unfinished for unfinished, _ in counts(pool)] == [0, 0]
     again = list(pool.generate(make_requests(prompts, samples=1)))
     assert len(again) == 6
     # Told after each answer: what was dropped and what has finished is held no more.
