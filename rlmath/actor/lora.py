@@ -205,6 +205,8 @@ def attach_adapters(
     if config.recompute_granularity is not None and getattr(module, "embedding", None) is not None:
         # Recomputed modules whose input needs no gradient would not train their parameters.
         module.embedding.register_forward_hook(_need_gradient)
+    if getattr(module, "output_layer", None) is not None:
+        module.output_layer.register_forward_hook(_fold_gradient)
     return found
 
 
@@ -234,6 +236,15 @@ def attach_adapter(linear: Any, adapter: Adapter) -> None:
 
 def _need_gradient(_: Any, __: Any, output: Tensor) -> Tensor:
     return output.requires_grad_() if torch.is_grad_enabled() else output
+
+
+def _fold_gradient(_: Any, __: Any, output: tuple[Tensor, Any]) -> None:
+    """Give the gradient of whole logits ``[t, 1, v]`` the strides of a matrix. Megatron's are those
+    of a transposed ``[1, t, v]``, which torch multiplies with a frozen weight row by row: minutes
+    for a vocabulary of 49,152 on a CPU, where one product takes 0.15 s."""
+    logits, _ = output
+    if logits.requires_grad:
+        logits.register_hook(lambda grad: grad.flatten(0, 1).view(grad.shape))
 
 
 @torch.no_grad()

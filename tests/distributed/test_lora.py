@@ -254,6 +254,32 @@ def make_experts(folder):
     return make_mixture(folder, mlp_only_layers=[])
 
 
+def run_strides(layout, platform, model, batch, lora):
+    """Whether torch can multiply each gradient with its frozen weight as one matrix."""
+    from megatron.core.tensor_parallel.layers import LinearWithFrozenWeight as Frozen
+
+    whole, backward = [], Frozen.backward
+
+    def watched(ctx, grad):
+        rows = range(grad.dim() - 2)
+        whole.append(all(grad.stride(i) == grad.stride(i + 1) * grad.size(i + 1) for i in rows))
+        return backward(ctx, grad)
+
+    Frozen.backward = staticmethod(watched)
+    try:
+        build(layout, platform, model, lora=lora).update(batch, PLAIN, seed=0)
+    finally:
+        Frozen.backward = staticmethod(backward)
+    return whole
+
+
+def test_frozen_weights_are_multiplied_by_whole_gradients(ranks, tiny_model, adapters):
+    """Row by row an update of a real vocabulary took ten times as long."""
+    batch = make_batch()
+    (whole,) = ranks.run(Layout(1, 1, 1), run_strides, tiny_model, batch, adapters["all"])
+    assert len(whole) > 20 and all(whole), whole.count(False)
+
+
 @pytest.mark.parametrize(
     ("make", "targets", "layout"),
     [
