@@ -260,12 +260,12 @@ def run_strides(layout, platform, model, batch, lora):
 
     whole, backward = [], Frozen.backward
 
-    def noted(ctx, grad):
+    def record(ctx, grad):
         rows = range(grad.dim() - 2)
         whole.append(all(grad.stride(i) == grad.stride(i + 1) * grad.size(i + 1) for i in rows))
         return backward(ctx, grad)
 
-    Frozen.backward = staticmethod(noted)
+    Frozen.backward = staticmethod(record)
     try:
         build(layout, platform, model, lora=lora).update(batch, PLAIN, seed=0)
     finally:
