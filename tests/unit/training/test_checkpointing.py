@@ -1,4 +1,3 @@
-import contextlib
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from rlmath.actor.rank_calls import ActorError
 from rlmath.checkpoint import CheckpointStore, DiskFull
 from rlmath.cluster.watchdog import Stalled, watch_progress
 from rlmath.config.schema import Device
-from rlmath.errors import UpdateStopped
+from rlmath.errors import UpdateStopped, UserError
 from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver, open_saver
@@ -273,9 +272,10 @@ class BackgroundRanks(SlowRanks):
 
     def __init__(self, looks):
         super().__init__(blocks=1, every_s=0.0)
-        self.looks = iter(looks)
+        self.looks, self.waits = iter(looks), []
 
     def checkpoint_written(self, wait=False):
+        self.waits.append(wait)
         found = next(self.looks)
         if isinstance(found, BaseException):
             raise found
@@ -285,25 +285,27 @@ class BackgroundRanks(SlowRanks):
 @pytest.mark.parametrize(
     ("looks", "waits", "is_kept"),
     [
-        ([False, True], False, True),
+        ([False, True], [False, True], True),
         # A signal in a look: the run's end waits for the files.
-        ([KeyboardInterrupt(), True], False, True),
-        # A second one while it waits gives them up, as does a disk that is full.
-        ([KeyboardInterrupt()], True, False),
-        ([DiskFull("full")], False, False),
+        ([KeyboardInterrupt(), True], [False, True], True),
+        # One while it waits gives them up, as does a disk that is full.
+        ([KeyboardInterrupt()], [True], False),
+        ([DiskFull("full")], [False], False),
     ],
 )
-def test_files_written_in_the_background_become_a_checkpoint_once(tmp_path, looks, waits, is_kept):
+def test_files_written_in_the_background_become_a_checkpoint_once(
+    tmp_path, looks, waits, is_kept, capsys
+):
     ranks = BackgroundRanks(looks)
     saver = Saver(CheckpointStore(tmp_path, keep=1), ranks, {}, in_background=True)
     saver.step_done(1, {})
     saver.save()
-    fails = isinstance(looks[0], BaseException)
-    with pytest.raises(type(looks[0])) if fails else contextlib.nullcontext():
-        saver.poll(wait=waits)
-    assert saver.committed_step == 0
-    saver.poll(wait=True)
+    with pytest.raises((KeyboardInterrupt, UserError)), saver.saving_when_cut_short():
+        saver.poll(wait=waits[0])
+        raise KeyboardInterrupt
+    assert ranks.waits == waits
     assert [one.name for one in tmp_path.iterdir()] == ["step_000001"] * is_kept
+    assert ("saved after step 1" in capsys.readouterr().out) == is_kept
 
 
 def test_an_update_that_was_stopped_loses_no_step(tmp_path, ends_the_process, capsys):
