@@ -7,6 +7,9 @@ import pytest
 from rlmath.data import load_examples
 from tests.e2e.runs import rlmath
 
+# Rows that are kept: tests/unit/commands/test_sample.py.
+pytestmark = pytest.mark.long
+
 # A random model is right now and then.
 VERIFIER = """
 from rlmath.grading.verifiers import VERIFIERS, VerifierTraits
@@ -37,8 +40,6 @@ def sample_run(material, tmp_path_factory):
     return run_dir, words, run.stdout
 
 
-# Rows that are kept: tests/unit/commands/test_sample.py.
-@pytest.mark.long
 def test_right_answers_are_kept_and_trained_on(sample_run):
     run_dir, _, out = sample_run
     kept = [json.loads(line) for line in (run_dir / "sample" / "correct.jsonl").open()]
@@ -58,7 +59,6 @@ def test_right_answers_are_kept_and_trained_on(sample_run):
     assert (run_dir / "sft" / "model.safetensors").is_file()
 
 
-@pytest.mark.long
 def test_prompts_are_those_that_were_sampled(material, sample_run):
     """Token for token, and the answers end as they were sampled."""
     from rlmath.checks.prompt_style import with_prompt_style
@@ -77,7 +77,6 @@ def test_prompts_are_those_that_were_sampled(material, sample_run):
     assert {example.response_token_ids[-1] for example in examples} == {tokenizer.eos_token_id}
 
 
-@pytest.mark.long
 def test_a_second_call_samples_nothing_again(material, sample_run):
     """Another cap filters the same answers again. Journals: tests/unit/evaluation."""
     run_dir, words, _ = sample_run
