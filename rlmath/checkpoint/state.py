@@ -7,7 +7,9 @@ data parallelism can reshard them), the step of the schedule, and each rank's ra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,7 +205,30 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
 
     _on_all_ranks(check, target, group)
-    _on_all_ranks(lambda: _load(state, target, saved["layout"]), target, group)
+
+    def load() -> None:
+        with _exchanging_by(group):
+            _load(state, target, saved["layout"])
+
+    _on_all_ranks(load, target, group)
+
+
+@contextlib.contextmanager
+def _exchanging_by(group: Any) -> Iterator[None]:
+    """Let a load exchange its plans, and wait for what the other ranks read, in a group.
+
+    Megatron names none, and torch takes that of all ranks: NCCL would end a rank that has read its
+    part minutes before another, and keep memory for messages between the first rank and all others.
+    """
+    from torch.distributed import checkpoint
+
+    plainly: Any = checkpoint.load_state_dict
+    replaced: Any = checkpoint
+    replaced.load_state_dict = functools.partial(plainly, process_group=group)
+    try:
+        yield
+    finally:
+        replaced.load_state_dict = plainly
 
 
 def _load(state: ModelState, target: Path, saved_layout: Any) -> None:
