@@ -218,7 +218,7 @@ def _exchanging_by(group: Any) -> Iterator[None]:
     """Let a load exchange its plans, and wait for what the other ranks read, in a group.
 
     Megatron names none, and torch takes that of all ranks: NCCL would end a rank that has read its
-    part minutes before another, and keep memory for messages between the first rank and all others.
+    part minutes before another.
     """
     from torch.distributed import checkpoint
 
