@@ -113,9 +113,7 @@ def _exchange(ring: Any, device: torch.device, batched: bool, by: Any = None) ->
             # Both ends of a pair must take part in its first message: in a ring where all ranks
             # send first, they would deadlock.
             ordered = operations if rank % 2 == 0 else operations[::-1]
-            pending = [
-                one.op(one.tensor, to if one.op is dist.isend else origin, group) for one in ordered
-            ]
+            pending = [one.op(one.tensor, one.peer, group) for one in ordered]
         for work in pending:
             work.wait()
 
