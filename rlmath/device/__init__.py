@@ -86,6 +86,13 @@ class Platform:
         """Time that a rank waits for the others in a collective; on CPU they may be computing."""
         return 1800.0 if self.collective_backend == "gloo" else 600.0
 
+    def batches_context_messages(self, context_parallel: int) -> bool:
+        """Whether Transformer Engine's ring of context ranks sends and receives in one call
+        (``AttnFuncWithCPAndKVP2P`` of 2.11)."""
+        if self.name == "cuda" and torch.cuda.get_device_capability() >= (10, 0):
+            return False
+        return context_parallel == 2
+
     @property
     def runs_triton(self) -> bool:
         """Whether Triton's kernels run on this device: a GPU (a dry run has none), with Triton."""

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.checkpoint.state import free_group
 from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora, adapter_shapes
@@ -227,6 +228,23 @@ class BucketGatherer:
             bucket = next(following, None)
             pending = None if bucket is None else self._begin(bucket, destination, routes)
             yield finished.pop()
+
+    def gather_to_writer(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Gather all buckets to global rank 0, while all ranks, those of other copies of the model
+        too, wait for it at each bucket.
+
+        Rank 0 may take as long as it wants for writing them all: ranks that ran ahead would wait in
+        NCCL, which ends their processes (``Platform.collective_timeout_s``).
+        """
+        arriving = self.gather(0)
+        for _ in self.buckets:
+            yield next(arriving, [])
+            self.wait_for_all()
+
+    def wait_for_all(self) -> None:
+        """Wait over gloo for all ranks, of other copies of the model too."""
+        if self.parallel.group is not None:
+            dist.barrier(group=free_group())
 
     @torch.no_grad()
     def write_local(self, bucket: Bucket, buffer: Tensor) -> None:

@@ -10,6 +10,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -606,9 +607,15 @@ def _forward(model, tokens, positions, mask, packed):
 
 
 def save(folder, case, target):
+    """Number of buckets, and whether it is by gloo alone, of each time that this rank waits for all
+    others."""
+    from rlmath.checkpoint.writer import background_group
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import save_to_hf
 
     chunks, spec, parallel = _load(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib=0.05)
-    save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)
+    with mock.patch.object(dist, "barrier", wraps=dist.barrier) as wait:
+        save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)
+    groups = [call.kwargs.get("group") for call in wait.call_args_list]
+    return len(gatherer.buckets), [group is background_group() for group in groups]
