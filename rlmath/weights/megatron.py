@@ -8,12 +8,13 @@ current one, so a rank has two buckets of whole tensors and never the whole mode
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
@@ -110,17 +111,32 @@ def save_to_hf(
         shard_size_mib: Maximum size of a safetensors file.
         overwrite: Replace everything in the folder.
     """
+    group = None
+    if gatherer.parallel.group is not None:
+        # A disk may need longer for the model than the 10 minutes that a rank waits over NCCL.
+        group = dist.new_group(backend="gloo")
     if gatherer.parallel.global_rank == 0:
         types = {meta.name: meta.dtype for meta in gatherer.tensors}
         parts, shapes = file_tensors(spec), file_shapes(spec)
         announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
         with hf_folder_writer(folder, announced, source, shard_size_mib, overwrite) as writer:
-            tensors = itertools.chain.from_iterable(gatherer.gather(0))
+            tensors = itertools.chain.from_iterable(_in_step(gatherer, group))
             for name, tensor in fuse_for_files(spec, tensors):
                 writer.add(name, tensor)
     else:
-        for _ in gatherer.gather(0):
+        for _ in _in_step(gatherer, group):
             pass
-    if gatherer.parallel.group is not None:
+    if group is not None:
         # All ranks, not only this copy of the model: any of them may read the folder next.
-        dist.barrier()
+        dist.barrier(group=group)
+        dist.destroy_process_group(group)
+
+
+def _in_step(gatherer: BucketGatherer, group: Any) -> Iterator[list[tuple[str, Tensor]]]:
+    """Buckets on rank 0, empty ones on the others, which go on when rank 0 has written the last.
+    ``group``: a gloo group of all ranks; ``None``: there are no others."""
+    buckets = gatherer.gather(0)
+    for _ in gatherer.buckets:
+        yield next(buckets, [])
+        if group is not None:
+            dist.barrier(group=group)
