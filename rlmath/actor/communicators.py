@@ -127,8 +127,7 @@ def _measure(platform: Platform) -> Iterator[Link]:
     if len(own) < len(hosts):
         speed = _gb_per_s(dist.group.WORLD, platform)
         yield Link(True, len(hosts), speed, host, platform.link_probe)
-    # Every rank creates the groups of all nodes. torch would name a group that only its members
-    # create, and ``ipc``'s group of the same ranks would find its old addresses.
+    # torch numbers groups, so every rank creates those of all nodes.
     groups = {
         one: dist.new_group([rank for rank, other in enumerate(hosts) if other == one])
         for one in dict.fromkeys(hosts)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.device.nvidia import current_gpu_uuid
 from rlmath.device.phases import phase
 from rlmath.device.residue import Residue
 from rlmath.utils.child_processes import end_with_parent
@@ -199,9 +200,7 @@ class ActorWorker:
 
     def gpu(self) -> str:
         """UUID of this rank's GPU."""
-        from rlmath.engines.transports.shared_gpus import rank_gpu
-
-        return rank_gpu()
+        return current_gpu_uuid()
 
     def connect_engines(self, plan: Any) -> None:
         """Connect to the engines, after shutting down an earlier connection. Collective."""

@@ -311,6 +311,10 @@ def round_trip(folder, case, bucket_size_mib):
     to_rank_0 = dict(pair for bucket in gatherer.gather(0) for pair in bucket)
     assert not gatherer.find_drift()
     to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
+    buckets = gatherer.gather(None, keeps=dist.get_rank() == 0)
+    kept = dict(pair for bucket in buckets for pair in bucket)
+    assert kept.keys() == to_rank_0.keys()
+    assert all(map(torch.equal, kept.values(), to_rank_0.values()))
     embedding = next(
         (p for c in chunks for n, p in c.named_parameters() if "word_embeddings" in n), None
     )
