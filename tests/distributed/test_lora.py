@@ -284,7 +284,7 @@ def test_frozen_weights_are_multiplied_by_whole_gradients(ranks, tiny_model, ada
     ("make", "targets", "layout"),
     [
         # The output is normalized with the adapter in it.
-        pytest.param(make_olmo2, TARGETS, Layout(2, 1, 1), marks=pytest.mark.long),
+        (make_olmo2, TARGETS, Layout(2, 1, 1)),
         # Each expert has its own, beside the dense layer's.
         (make_mixture, TARGETS, Layout(2, 1, 2, expert_parallel=2)),
         # Shared by two ranks, beside experts that every token goes to.
