@@ -14,6 +14,7 @@ from torch import nn
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
+from rlmath.actor.step_probe import FINDINGS
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_saves, load_model, save_model
@@ -36,7 +37,15 @@ from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.slices import fingerprint_in
 from tests.support.actors import LAYOUTS, build, gather, make_batch
-from tests.support.models import make_glm, make_hybrid, make_latent, make_mixture, make_olmo2
+from tests.support.models import (
+    TINY_SIZES,
+    make_glm,
+    make_hybrid,
+    make_latent,
+    make_mixture,
+    make_olmo2,
+)
+from tests.support.models import build as model_build
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
@@ -278,6 +287,20 @@ def test_frozen_weights_are_multiplied_by_whole_gradients(ranks, tiny_model, ada
     batch = make_batch()
     (whole,) = ranks.run(Layout(1, 1, 1), run_strides, tiny_model, batch, adapters["all"])
     assert len(whole) > 20 and all(whole), whole.count(False)
+
+
+def run_findings(layout, platform, model, batch, lora):
+    return build(layout, platform, model, lora=lora).update(batch, PLAIN, seed=0).step_findings
+
+
+def test_rows_of_a_matrix_without_an_adapter_are_no_missing_gradient(ranks, tmp_path):
+    """Keys alone are adapted: of elements that are spread over queries, keys and values none is
+    theirs, as with GLM-4.5."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 1, "head_dim": 4}
+    model_build("qwen3", **TINY_SIZES | heads).save_pretrained(tmp_path)
+    keys = Lora(rank=8, alpha=8.0, targets=("k_proj",))
+    (found,) = ranks.run(Layout(1, 1, 1), run_findings, str(tmp_path), make_batch(), keys)
+    assert [FINDINGS[int(one.kind)] for _, one in found] == [""]
 
 
 @pytest.mark.parametrize(
