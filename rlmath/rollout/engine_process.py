@@ -8,8 +8,9 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from rlmath.cluster.failures import describe_failure
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.nsys import under_nsys
 from rlmath.cluster.placement import EnginePlace
@@ -93,7 +94,7 @@ class EngineProcess:
         try:
             return ray.get(ref)
         except RayError as error:
-            message = f"{self.spec.role} {self.index} {what}: {_reason(error)}" + self.end_of_log()
+            message = f"{self.spec.role} {self.index} {what}: {describe_failure(error)}" + self.end_of_log()
             raise EngineError(message, raised=isinstance(error, RayTaskError)) from error
 
     def kill(self) -> None:
@@ -103,14 +104,3 @@ class EngineProcess:
     def end_of_log(self) -> str:
         """The last lines of its output, for an error message."""
         return end_of(self.spec.log_path(self.index))
-
-
-def _reason(error: RayError) -> str:
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}"
-    if isinstance(error, RayActorError):
-        return "its process ended. " + str(error).strip().splitlines()[-1]
-    if isinstance(error, GetTimeoutError):
-        return "it did not answer in time"
-    return str(error)
