@@ -90,7 +90,7 @@ class ActorWorker:
             platform = choose_platform(device, settings.model.layers)
             platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
             from rlmath.actor.communicators import open_communicators
-            from rlmath.actor.parallel import initialize
+            from rlmath.actor.parallel import initialize, wait_for_disks
             from rlmath.actor.policy import MegatronActor
             from rlmath.actor.settings import StartedRank
             from rlmath.actor.stops import stops
@@ -99,6 +99,7 @@ class ActorWorker:
             own = ray.util.get_node_ip_address()
             initialize(layout, platform, self.rank, address, port, seed, node_address=own)
             communicators = open_communicators(layout, platform)
+            wait_for_disks()
             stops.connect(address, port, self.rank, layout.world_size)
             self.actor = MegatronActor(settings, layout, platform)
             _check_and_release(self.actor)

@@ -94,7 +94,8 @@ class EngineProcess:
         try:
             return ray.get(ref)
         except RayError as error:
-            message = f"{self.spec.role} {self.index} {what}: {describe_failure(error)}" + self.end_of_log()
+            message = f"{self.spec.role} {self.index} {what}: {describe_failure(error)}"
+            message += self.end_of_log()
             raise EngineError(message, raised=isinstance(error, RayTaskError)) from error
 
     def kill(self) -> None:

@@ -1,4 +1,6 @@
+import time
 from collections import Counter
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ from rlmath.actor.communicators import describe
 from rlmath.actor.settings import ActorSettings, ModelSettings
 from rlmath.actor.stops import Stops
 from rlmath.actor.worker import ActorWorker
+from rlmath.checkpoint.writer import background_group
 from rlmath.model.parallel import Layout
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
@@ -18,6 +21,32 @@ COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 class ModelIsBuilt(Exception):
     """Raised in the place of building one."""
+
+
+def start(layout, reads=lambda: None):
+    """Start a rank until its model is built; ``reads``: called in the place of reading it."""
+
+    def build(*_):
+        reads()
+        raise ModelIsBuilt
+
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.rank = dist.get_rank()
+    settings = ActorSettings(
+        model_path="",
+        model=ModelSettings(torch.float32),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    with (
+        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
+        mock.patch.object(Stops, "connect", lambda *_: None),
+        mock.patch.object(policy, "MegatronActor", build),
+        pytest.raises(ModelIsBuilt),
+    ):
+        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
 
 
 def start_until_model(layout, _):
@@ -42,30 +71,13 @@ def start_until_model(layout, _):
         exchange(group, device, batched)
         sent.extend((rank, batched) for rank in members if rank != dist.get_rank())
 
-    def build(*_):
-        raise ModelIsBuilt
-
-    worker = ActorWorker.__new__(ActorWorker)
-    worker.rank = dist.get_rank()
-    settings = ActorSettings(
-        model_path="",
-        model=ModelSettings(torch.float32),
-        optimizer=None,
-        temperature=1.0,
-        max_tokens_per_microbatch=64,
-        max_sequence_length=64,
-    )
     with (
         counting("all_reduce"),
         counting("all_gather_into_tensor"),
         counting("reduce_scatter_tensor"),
         mock.patch.object(communicators, "_exchange", exchanging),
-        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
-        mock.patch.object(Stops, "connect", lambda *_: None),
-        mock.patch.object(policy, "MegatronActor", build),
-        pytest.raises(ModelIsBuilt),
     ):
-        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
+        start(layout)
     unused = [
         name
         for name, value in vars(parallel_state).items()
@@ -87,6 +99,28 @@ def test_each_group_has_collectives_before_the_model_is_built(ranks, layout, nei
     found = ranks.run(layout, start_until_model)
     assert [unused for unused, _ in found] == [[]] * layout.world_size
     assert set(found[0][1]) == neighbors_of_0
+
+
+def read_late(layout, _):
+    """Start where one rank reads for longer than a collective may take."""
+    groups = (dist.group.WORLD, background_group())
+
+    def opened(*_):
+        for group in groups:
+            group.set_timeout(timedelta(seconds=1))
+        return communicators.Communicators()
+
+    def reads():
+        time.sleep(2.5 * dist.get_rank())
+        for group in groups:
+            dist.barrier(group=group)
+
+    with mock.patch.object(communicators, "open_communicators", opened):
+        start(layout, reads)
+
+
+def test_ranks_wait_for_one_with_a_slow_disk(ranks):
+    ranks.run(Layout(1, 1, 2), read_late)
 
 
 def measure(layout, platform, hosts):

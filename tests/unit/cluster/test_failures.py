@@ -1,4 +1,4 @@
-"""Reasons of failed calls: Ray's own, with the node, and an actor that may still run is not dead."""
+"""Reasons of failed calls: Ray's, with the node; an actor that may still run is not dead."""
 
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import (
@@ -35,7 +35,8 @@ def test_a_dead_actor_has_rays_reason_and_node_in_one_line():
 
 
 def test_an_actor_that_cannot_be_reached_is_not_called_dead():
-    said = describe_failure(ActorUnavailableError("RpcError: Socket closed rpc_code: 14", bytes(16)))
+    error = ActorUnavailableError("RpcError: Socket closed rpc_code: 14", bytes(16))
+    said = describe_failure(error)
     assert "may still run" in said and "Socket closed rpc_code: 14" in said
     assert "ended" not in said and "\n" not in said
 
