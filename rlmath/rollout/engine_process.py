@@ -12,12 +12,16 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from rlmath.cluster.failures import describe_failure
 from rlmath.cluster.logs import end_of
+from rlmath.cluster.nodes import has_left
 from rlmath.cluster.nsys import under_nsys
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.config.profile import ProfileTool
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.requests import EngineError, EngineSpec
+
+# How often the node of an engine that is starting is looked for.
+LOOK_EVERY_S = 5.0
 
 
 class EngineProcess:
@@ -53,7 +57,8 @@ class EngineProcess:
         # It has started again and can sample only after the next weight sync.
         self.waits_for_weights = False
         self.has_sampled = False  # It has given a token.
-        self._deadline_s = 0.0
+        self._deadline_s = self._next_look_s = 0.0
+        self._node = place.node
 
     def start(self) -> None:
         """Let it load the model, on its GPUs; returns at once."""
@@ -68,12 +73,19 @@ class EngineProcess:
         return found
 
     def check_start_time(self) -> None:
-        """Raises EngineError when it is starting and has had its time."""
-        if self.starting is not None and time.monotonic() > self._deadline_s:
-            raise EngineError(
-                f"{self.spec.role} {self.index} was not ready after {self.start_timeout_s:g} s"
-                + self.end_of_log()
-            )
+        """Raises EngineError when it is starting and has had its time; or when its node is lost,
+        for whose GPU Ray would wait."""
+        if self.starting is None:
+            return
+        now_s, reason = time.monotonic(), ""
+        if now_s > self._deadline_s:
+            reason = f"was not ready after {self.start_timeout_s:g} s"
+        elif now_s > self._next_look_s:
+            self._next_look_s = now_s + LOOK_EVERY_S
+            if has_left(self._node):
+                reason = "cannot start: its node is no longer in the Ray cluster"
+        if reason:
+            raise EngineError(f"{self.spec.role} {self.index} {reason}" + self.end_of_log())
 
     @property
     def can_sample(self) -> bool:

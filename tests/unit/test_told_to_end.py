@@ -213,6 +213,24 @@ def test_sigterm_to_every_task_saves_the_run(tmp_path, environment):
 
 
 @pytest.mark.usefixtures("tidy")
+def test_a_node_that_the_head_gave_up_joins_it_again(tmp_path, environment):
+    """As after a pause of its machine: the run continues."""
+    script = ("launchers/launch_cluster.sh", "8", "quickstart")
+    tasks = [start(tmp_path, environment | {"RANK": rank}, *script) for rank in ("0", "1")]
+    until(tmp_path / "training")
+    of_node = tmp_path / "state" / "7" / "rank_1.pid"
+    for joined in (1, 2):
+        while (tmp_path / "log").read_text().count("has joined") < joined:
+            time.sleep(0.05)
+        if joined == 1:
+            os.kill(int(of_node.read_text()), signal.SIGKILL)
+    assert "the head answers: joining it again" in (tmp_path / "log").read_text()
+    os.kill(tasks[0].pid, signal.SIGTERM)
+    assert [task.wait(60) for task in tasks] == [143, 143]
+    has_saved(tmp_path)
+
+
+@pytest.mark.usefixtures("tidy")
 def test_requeued_job_trains_after_sigterm(tmp_path, environment):
     """The file that told its first life to end does not tell its second one."""
     (tmp_path / "shared").mkdir()
