@@ -117,7 +117,7 @@ while [ ! -s "$exit_file" ]; do
       say "error: Ray on this node has ended and RANK 0 has left no exit code: the head is lost" >&2
       exit 1
     fi
-    # Ray gives up a node that was silent for half a minute, and ends there when it is heard again.
+    # Ray gives up a node that was silent for a minute, and ends there when it is heard again.
     say "Ray on this node has ended, and the head answers: joining it again"
     bash ray_utils/stop_ray.sh
     (trap - TERM HUP USR1 USR2 && start_node) || exit

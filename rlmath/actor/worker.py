@@ -68,9 +68,12 @@ class ActorWorker:
         import ray
 
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, int(probe.getsockname()[1])
+        # Held for the ranks' store, which shares it: until it listens, after seconds of imports,
+        # the system could give the port to another process.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((address, 0))
+        return address, int(self._held.getsockname()[1])
 
     def start(
         self,

@@ -232,10 +232,14 @@ def test_a_node_that_the_head_gave_up_joins_it_again(tmp_path, environment):
 
 @pytest.mark.usefixtures("tidy")
 def test_requeued_job_trains_after_sigterm(tmp_path, environment):
-    """The file that told its first life to end does not tell its second one."""
+    """The file that told its first life to end does not tell its second one, and its head's old
+    address, where another job's head may be by now, is gone before a node can read it."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "end.7").touch()
+    (tmp_path / "shared" / "ray_address.7").write_text("127.0.0.1:22\n")
     job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart")
+    until(tmp_path / "srun")
+    assert ":22" not in read(tmp_path / "shared" / "ray_address.7").decode()
     until(tmp_path / "training")
     time.sleep(2)  # The file is looked for each second.
     assert not (tmp_path / "told").exists()

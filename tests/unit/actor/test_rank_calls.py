@@ -1,9 +1,11 @@
 """The driver's side of ranks: whose error is raised, stops, and where a share's values belong."""
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -145,6 +147,17 @@ def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(monkey
         made.wait_until_ready()
     (tmp_path / "actor_1.log").touch()
     made.wait_until_ready()
+
+
+def test_the_port_of_the_ranks_store_is_nobody_elses_until_it_listens(monkeypatch):
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    worker = ActorWorker.__new__(ActorWorker)
+    place = worker.rendezvous()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(place)
+    # As rlmath.actor.parallel makes it.
+    with socket.create_server(place) as store, socket.create_connection(place):
+        store.accept()[0].close()
 
 
 # Tokens of each of four sequences.
