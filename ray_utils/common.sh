@@ -39,7 +39,11 @@ with_token() {
 # Whether something listens at HOST:PORT.
 answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 
-node_is_alive() { [ -s "$pid_file" ] && kill -0 "$(cat "$pid_file")" 2>/dev/null; }
+# Whether this node's Ray runs. In a container without an init its end leaves a zombie, and after a
+# reboot its number may be another process's.
+node_is_alive() {
+  [ -s "$pid_file" ] && ps -o stat= -o args= -p "$(cat "$pid_file")" 2>/dev/null | grep -q '^[^Z].*ray'
+}
 
 # The head's address: of the file when a head answers there, so a stale file counts as none.
 head_address() {
