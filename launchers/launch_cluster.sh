@@ -32,7 +32,7 @@ need_number WORLD_SIZE "${WORLD_SIZE:-}"
 [ "$WORLD_SIZE" -ge 1 ] && [ "$slots" -ge "$WORLD_SIZE" ] ||
   fail "SLOTS=$slots: WORLD_SIZE=$WORLD_SIZE nodes have at least one each"
 exit_file=$shared_dir/exit_code.$run_id
-[ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file" "$bad_nodes_file"; }
+[ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file" "$bad_nodes_file" "$address_file"; }
 export RLMATH_BAD_NODES=$bad_nodes_file
 # Of an earlier run. A job of Slurm may have been told already, and its script removes an old one.
 [ "$RANK" != 0 ] || [ -n "${SLURM_JOB_ID:-}" ] || rm -f "$end_file"
@@ -62,6 +62,28 @@ run_until_asked() {
   return "$code"
 }
 
+# Leaves with the exit code of RANK 0, which the head writes before it ends, if there is one.
+leave_with_head() {
+  sleep 5
+  ls "$shared_dir" >/dev/null 2>&1 || true # Else NFS may not show a new file for minutes.
+  [ -s "$exit_file" ] || return 0
+  say "RANK 0 has ended with exit code $(cat "$exit_file")"
+  exit "$(cat "$exit_file")"
+}
+
+start_node() {
+  local started=0
+  # The options are words, not one word.
+  # shellcheck disable=SC2086
+  bash ray_utils/start_ray.sh ${RAY_OPTIONS:-} || started=$?
+  if [ "$started" -eq 3 ]; then
+    leave_with_head # It had answered, so a code is of this run.
+    say "error: RANK 0 has left no exit code: the head is lost" >&2
+    exit 1
+  fi
+  [ "$started" -eq 0 ] || exit "$started"
+}
+
 trap 'trap "" TERM HUP USR1 USR2; bash ray_utils/stop_ray.sh' EXIT
 if [ "$RANK" = 0 ]; then
   trap ask_to_end TERM HUP USR1 USR2
@@ -70,20 +92,7 @@ if [ "$RANK" = 0 ]; then
 else
   trap : TERM HUP USR1 USR2 # RANK 0 hears of it too, and this node's Ray has to outlive the saving.
 fi
-started=0
-# The options are words, not one word.
-# shellcheck disable=SC2086
-bash ray_utils/start_ray.sh ${RAY_OPTIONS:-} || started=$?
-if [ "$started" -eq 3 ]; then
-  sleep 5 # The head writes the code before it ends. It had answered, so a code is of this run.
-  if [ -s "$exit_file" ]; then
-    say "RANK 0 has ended with exit code $(cat "$exit_file")"
-    exit "$(cat "$exit_file")"
-  fi
-  say "error: RANK 0 has left no exit code: the head is lost" >&2
-  exit 1
-fi
-[ "$started" -eq 0 ] || exit "$started"
+start_node
 
 if [ "$RANK" = 0 ]; then
   code=0
@@ -103,10 +112,15 @@ fi
 trap '' TERM HUP USR1 USR2
 while [ ! -s "$exit_file" ]; do
   if ! node_is_alive; then
-    sleep 5 # The head writes the code before it ends.
-    [ -s "$exit_file" ] && break
-    say "error: Ray on this node has ended and RANK 0 has left no exit code: the head is lost" >&2
-    exit 1
+    leave_with_head
+    if ! head_address >/dev/null; then
+      say "error: Ray on this node has ended and RANK 0 has left no exit code: the head is lost" >&2
+      exit 1
+    fi
+    # Ray gives up a node that was silent for a minute, and ends there when it is heard again.
+    say "Ray on this node has ended, and the head answers: joining it again"
+    bash ray_utils/stop_ray.sh
+    (trap - TERM HUP USR1 USR2 && start_node) || exit
   fi
   sleep 1
 done

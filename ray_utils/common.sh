@@ -18,6 +18,8 @@ shared_dir=${RLMATH_SHARED_DIR:-$rlmath_root/.cluster}
 address_file=$shared_dir/ray_address.$run_id
 end_file=$shared_dir/end.$run_id # While it is there, RANK 0 tells the run to save and end.
 bad_nodes_file=$shared_dir/bad_nodes.$run_id # Hosts with broken GPUs, written by the driver.
+port_option=' --port +([0-9]+) '
+if [[ " ${RAY_OPTIONS:-} " =~ $port_option ]]; then export RAY_PORT=${BASH_REMATCH[1]}; fi
 state_dir=${RLMATH_STATE_DIR:-/tmp/rlmath_ray_$(id -u)}/$run_id
 pid_file=$state_dir/rank_${RANK:-0}.pid
 node_log=$state_dir/rank_${RANK:-0}.log
@@ -37,7 +39,11 @@ with_token() {
 # Whether something listens at HOST:PORT.
 answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 
-node_is_alive() { [ -s "$pid_file" ] && kill -0 "$(cat "$pid_file")" 2>/dev/null; }
+# Whether this node's Ray runs. In a container without an init its end leaves a zombie, and after a
+# reboot its number may be another process's.
+node_is_alive() {
+  [ -s "$pid_file" ] && ps -o stat= -o args= -p "$(cat "$pid_file")" 2>/dev/null | grep -q '^[^Z].*ray'
+}
 
 # The head's address: of the file when a head answers there, so a stale file counts as none.
 head_address() {

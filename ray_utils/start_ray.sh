@@ -95,7 +95,7 @@ $(tail -n 15 "$node_log")"; }
 
 if [ "$RANK" = 0 ]; then
   rm -f "$address_file"
-  answers "$own:$port" && fail "something listens at $own:$port already; take another --port"
+  answers "$own:$port" && fail "something listens at $own:$port already; set another RAY_PORT on all nodes"
   if [ "${RAY_AUTH_TOKEN_PATH:-}" = "$token_file" ]; then
     (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$token_file.$$")
     mv "$token_file.$$" "$token_file"

@@ -83,11 +83,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args(argv)
     import ray
+    from ray.exceptions import AuthenticationError
 
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
         ray.init(address=arguments.address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, AuthenticationError) as error:
         raise UserError(
             f"no Ray head answers at {arguments.address}, or it does not accept this run's token "
             "(RLMATH_SHARED_DIR and RLMATH_RUN_ID must be those of start_ray.sh)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 START_LINES = 8
 # Time to write traces after a failure.
 ABANDON_S = 10.0
+# Longest time after which a shared file system shows a file that another node has made.
+VISIBLE_S = 70.0
 
 
 class ActorGroup:
@@ -147,11 +151,26 @@ class ActorGroup:
                 )
 
         started = self._calls.results(self._starting, "start", one_is)
+        self._check_shared_folder()
         self._dp = [one.data_parallel_rank for one in started]
         self._starting = []
         if say is not None:
             for line in describe([one.communicators for one in started]):
                 say(line)
+
+    def _check_shared_folder(self) -> None:
+        """Look for each rank's output, before a checkpoint is written beside it. Raises UserError:
+        the run's folder is not shared by all nodes."""
+        until_s = time.monotonic() + VISIBLE_S
+        for rank in range(self.layout.world_size):
+            log = Path(self._calls.log_path(rank))
+            while not log.exists():
+                if time.monotonic() > until_s:
+                    raise UserError(
+                        f"{log}, the output of rank {rank}, is not there on {socket.gethostname()}:"
+                        " runner.run_dir has to be on a file system that all nodes share"
+                    )
+                time.sleep(1.0)
 
     def log_probs(
         self, batch: TrainingBatch, name: str = "policy", seed: int = 0
@@ -262,13 +281,13 @@ class ActorGroup:
         """Write the model as a Hugging Face folder, with the other files of its source folder.
         ``adapters``: folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
         """
-        of_adapters = None if adapters is None else str(adapters)
-        self._all("save_hf", str(folder), self.settings.model_path, of_adapters)
+        of_adapters = None if adapters is None else _on_any_node(adapters)
+        self._all("save_hf", _on_any_node(folder), self.settings.model_path, of_adapters)
 
     def save_checkpoint(self, folder: str | Path, *, in_background: bool = False) -> None:
         """Write model, optimizer, schedule and random states to a folder. ``in_background``: return
         when they are copied; :meth:`checkpoint_written` follows."""
-        self._all("save_checkpoint", str(folder), in_background)
+        self._all("save_checkpoint", _on_any_node(folder), in_background)
 
     def checkpoint_written(self, wait: bool = False) -> bool:
         """Whether all ranks have written the checkpoint that ``save_checkpoint`` began. ``wait``:
@@ -279,7 +298,7 @@ class ActorGroup:
         return True
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        self._all("load_checkpoint", str(folder))
+        self._all("load_checkpoint", _on_any_node(folder))
 
     def begin_room(self) -> list[Residue]:
         """See :meth:`rlmath.actor.worker.ActorWorker.begin_room`; empty if nothing is
@@ -387,3 +406,9 @@ class ActorGroup:
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
         return self._calls.results(calls, method)
+
+
+def _on_any_node(folder: str | Path) -> str:
+    """A folder's path for the ranks. They run where their node's Ray was started: a relative path
+    would be another folder there."""
+    return str(Path(folder).absolute())

@@ -15,6 +15,10 @@ from rlmath.device import Platform
 from rlmath.device.gloo import use_interface_of
 from rlmath.model.parallel import Layout
 
+# Time for which ranks wait for one that reads or writes files. The model that took minutes from a
+# slow disk may have been in the memory of the other nodes. Ray reports a rank that dies meanwhile.
+DISK_TIMEOUT = timedelta(hours=2)
+
 
 def initialize(
     layout: Layout,
@@ -66,6 +70,12 @@ def initialize(
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def wait_for_disks() -> None:
+    """Let the ranks' gloo group wait longer from now on: it is where they meet when one of them has
+    read or written files. NCCL's groups keep the timeout by which a rank that hangs is found."""
+    background_group().set_timeout(DISK_TIMEOUT)
 
 
 def _store(

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from rlmath.cluster.failures import describe_failure
 from rlmath.cluster.logs import end_of
 from rlmath.device.flight_recorder import explain_records
 from rlmath.errors import ComponentError, UpdateStopped, UserError
@@ -93,18 +94,13 @@ class RankCalls:
     def _explain(self, error: RayError, rank: int) -> Exception:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError | UpdateStopped):
             return error.cause
-        reason = str(error)
-        if isinstance(error, RayTaskError):
-            reason = f"{type(error.cause).__name__}: {error.cause}"
-        elif isinstance(error, RayActorError):
-            reason = "its process ended"
-        message = f"Megatron rank {rank} failed: {reason}" + end_of(self.log_path(rank))
-        message += explain_records(self.log_dir)
+        message = f"Megatron rank {rank} failed: {describe_failure(error)}"
+        message += end_of(self.log_path(rank)) + explain_records(self.log_dir)
         return ActorError(message, raised=isinstance(error, RayTaskError))
 
 
 def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
-    """The first of the pending calls whose process has ended."""
+    """The first of the pending calls whose process has ended, or cannot be reached."""
     done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_REPORT_S) if refs else ([], [])
     for ref in done:
         try:

@@ -69,9 +69,12 @@ class ActorWorker:
         import ray
 
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, int(probe.getsockname()[1])
+        # Held for the ranks' store, which shares it: until it listens, after seconds of imports,
+        # the system could give the port to another process.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((address, 0))
+        return address, int(self._held.getsockname()[1])
 
     def start(
         self,
@@ -91,7 +94,7 @@ class ActorWorker:
             platform = choose_platform(device, settings.model.layers)
             platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
             from rlmath.actor.communicators import open_communicators
-            from rlmath.actor.parallel import initialize
+            from rlmath.actor.parallel import initialize, wait_for_disks
             from rlmath.actor.policy import MegatronActor
             from rlmath.actor.settings import StartedRank
             from rlmath.actor.stops import stops
@@ -100,6 +103,7 @@ class ActorWorker:
             own = ray.util.get_node_ip_address()
             initialize(layout, platform, self.rank, address, port, seed, node_address=own)
             communicators = open_communicators(layout, platform)
+            wait_for_disks()
             stops.connect(address, port, self.rank, layout.world_size)
             self.actor = MegatronActor(settings, layout, platform)
             _check_and_release(self.actor)

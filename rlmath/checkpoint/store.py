@@ -15,10 +15,12 @@ One run owns the folder (``rlmath.utils.run_lock``).
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +42,8 @@ log = logging.getLogger(__name__)
 
 STEP_NAME = re.compile(r"step_(\d{6,})")
 _ENDINGS = (".partial", ".replaced", ".deleted")
+# A folder that cannot be removed yet, and how long a process that is ending may hold its files.
+_IN_USE, _OPEN_S = (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY), 60.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class CheckpointStore:
     def begin(self, step: int) -> Path:
         partial = self._partial(step)
         if partial.exists():
-            shutil.rmtree(partial)
+            _remove(partial)
         partial.mkdir(parents=True)
         return partial
 
@@ -230,10 +234,10 @@ class CheckpointStore:
                 path.rename(final)
                 found.append(Skipped(path, "its replacement was not finished; put back"))
             elif path.suffix == ".partial":
-                shutil.rmtree(path)
+                _remove(path)
                 found.append(Skipped(path, "was not finished; removed"))
             else:
-                shutil.rmtree(path)
+                _remove(path)
                 found.append(Skipped(path, "was being deleted; removed"))
         for one in found:
             log.info("checkpoint leftover %s: %s", one.path, one.reason)
@@ -282,12 +286,27 @@ class CheckpointStore:
         """Under another name first: a half-deleted checkpoint must not look like a broken one."""
         doomed = path.with_suffix(".deleted")
         if doomed.exists():
-            shutil.rmtree(doomed)
+            _remove(doomed)
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        _remove(doomed)
 
     def _partial(self, step: int) -> Path:
         return self.folder / f"step_{step:06d}.partial"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, or what can be removed of it now. On NFS a file that a process of this node
+    has open, such as a rank that is ending, stays in its folder under a hidden name."""
+    until_s = time.monotonic() + _OPEN_S
+    while True:
+        try:
+            return shutil.rmtree(folder)
+        except OSError as error:
+            if error.errno not in _IN_USE:
+                raise
+            if time.monotonic() > until_s:
+                return log.warning("%s is in use and not removed: %s", folder, error)
+        time.sleep(_OPEN_S / 60)
 
 
 def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:

@@ -352,6 +352,12 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
             "already there; start it, and give cluster.ray_address (auto finds the one on this "
             "machine)"
         )
+    if not local and cluster.object_store_mib is not None:
+        yield (
+            f"cluster.object_store_mib={cluster.object_store_mib}: does nothing, as the cluster at "
+            "cluster.ray_address is running; give it to ray_utils/start_ray.sh "
+            "(--object-store-mib), and leave it out here"
+        )
     if device is Device.cuda and local:
         if not machine.has_cuda:
             why = (

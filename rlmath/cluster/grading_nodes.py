@@ -148,8 +148,12 @@ class NodeWorkers:
             return 0
 
     def _lose(self, node: _Node, error: Exception) -> None:
+        from ray.exceptions import RayError
+
+        from rlmath.cluster.failures import describe_failure
+
         if not self._closed.is_set():
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = describe_failure(error) if isinstance(error, RayError) else str(error)
             log.warning("lost the grading workers of node %s: %s", node.node_id, reason)
         actor, node.actor, node.refused = node.actor, None, 0
         _kill(actor)

@@ -34,6 +34,12 @@ def sorted_nodes() -> list[dict[str, Any]]:
     return sorted(alive, key=lambda node: (HEAD not in node["Resources"], *_address(node)))
 
 
+def has_left(node: str) -> bool:
+    """Whether a node is no longer in the cluster. ``node``: Ray's id; empty: no node in particular,
+    which cannot leave."""
+    return bool(node) and all(one["NodeID"] != node for one in sorted_nodes())
+
+
 def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
     """A sort key: the parts of the address in numeric order, then port and id, as several nodes
     of Ray on one machine share an address."""

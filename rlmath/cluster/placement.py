@@ -32,6 +32,7 @@ class EnginePlace:
     options: dict[str, Any] = field(default_factory=dict)
     # Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on CPU.
     device_ids: tuple[str, ...] = ()
+    node: str = ""  # Ray's id of its node; empty where Ray itself refuses a lost node, as on CPU.
 
 
 @dataclass(frozen=True)
@@ -317,4 +318,5 @@ def _engine(group: Any, bundles: Sequence[Bundle], share: float) -> EnginePlace:
     GPU and takes none from Ray, which gives an actor GPUs of one bundle only; its workers find
     theirs by name."""
     gpus = share if len(bundles) == 1 else 0
-    return EnginePlace(_in_bundle(group, bundles[0], gpus), tuple(bundle.gpu for bundle in bundles))
+    first, device_ids = bundles[0], tuple(bundle.gpu for bundle in bundles)
+    return EnginePlace(_in_bundle(group, first, gpus), device_ids, first.node)

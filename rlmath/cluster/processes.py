@@ -89,9 +89,20 @@ def end_actors(
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def send_signal(place: ProcessPlace, number: signal.Signals) -> None:
-    """Send a signal to a process, if it is still there."""
-    _on_their_node([place], number, False)
+def send_signal(places: Sequence[ProcessPlace], number: signal.Signals) -> None:
+    """Send a signal to processes that are still there, on all nodes at once: one that does not
+    answer takes ``REMOTE_TIMEOUT_S``."""
+    by_node: dict[str, list[ProcessPlace]] = {}
+    for place in places:
+        by_node.setdefault(place.node_id, []).append(place)
+    threads = [
+        threading.Thread(target=_on_their_node, args=(of_node, number, False), daemon=True)
+        for of_node in by_node.values()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _on_their_node(places: Sequence[ProcessPlace], number: int, children: bool) -> None:

@@ -18,6 +18,7 @@ import ray
 from ray._private import node as ray_node
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
+from ray.exceptions import AuthenticationError
 
 from rlmath.cluster.guard import Guard
 from rlmath.cluster.plugins import check_plugins
@@ -101,7 +102,7 @@ def _join(address: str) -> None:
             log_to_driver=False,
             logging_level="warning",
         )
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (ConnectionError, ValueError, RuntimeError, AuthenticationError) as error:
         raise UserError(
             f"cluster.ray_address={address}: no Ray cluster answers there "
             f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "

@@ -149,9 +149,8 @@ def stacks_of(components: Sequence[WatchedComponent]) -> str:
         lines += [text.rstrip() for text in traceback.format_stack(frame)[-8:]]
     processes = [process for component in components for process in component.processes()]
     sizes = [_size(process.log_path) for process in processes]
-    for process in processes:
-        if process.place is not None:
-            send_signal(process.place, STACKS_SIGNAL)
+    places = [process.place for process in processes if process.place is not None]
+    send_signal(places, STACKS_SIGNAL)
     time.sleep(DUMP_WAIT_S)
     for process, size in zip(processes, sizes, strict=True):
         lines.append(f"--- stacks of {process.name}")

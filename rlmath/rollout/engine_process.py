@@ -8,15 +8,20 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from rlmath.cluster.failures import describe_failure
 from rlmath.cluster.logs import end_of
+from rlmath.cluster.nodes import has_left
 from rlmath.cluster.nsys import under_nsys
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.config.profile import ProfileTool
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.requests import EngineError, EngineSpec
+
+# How often the node of an engine that is starting is looked for.
+LOOK_EVERY_S = 5.0
 
 
 class EngineProcess:
@@ -52,7 +57,8 @@ class EngineProcess:
         # It has started again and can sample only after the next weight sync.
         self.waits_for_weights = False
         self.has_sampled = False  # It has given a token.
-        self._deadline_s = 0.0
+        self._deadline_s = self._next_look_s = 0.0
+        self._node = place.node
 
     def start(self) -> None:
         """Let it load the model, on its GPUs; returns at once."""
@@ -67,12 +73,19 @@ class EngineProcess:
         return found
 
     def check_start_time(self) -> None:
-        """Raises EngineError when it is starting and has had its time."""
-        if self.starting is not None and time.monotonic() > self._deadline_s:
-            raise EngineError(
-                f"{self.spec.role} {self.index} was not ready after {self.start_timeout_s:g} s"
-                + self.end_of_log()
-            )
+        """Raises EngineError when it is starting and has had its time; or when its node is lost,
+        for whose GPU Ray would wait."""
+        if self.starting is None:
+            return
+        now_s, reason = time.monotonic(), ""
+        if now_s > self._deadline_s:
+            reason = f"was not ready after {self.start_timeout_s:g} s"
+        elif now_s > self._next_look_s:
+            self._next_look_s = now_s + LOOK_EVERY_S
+            if has_left(self._node):
+                reason = "cannot start: its node is no longer in the Ray cluster"
+        if reason:
+            raise EngineError(f"{self.spec.role} {self.index} {reason}" + self.end_of_log())
 
     @property
     def can_sample(self) -> bool:
@@ -93,7 +106,8 @@ class EngineProcess:
         try:
             return ray.get(ref)
         except RayError as error:
-            message = f"{self.spec.role} {self.index} {what}: {_reason(error)}" + self.end_of_log()
+            message = f"{self.spec.role} {self.index} {what}: {describe_failure(error)}"
+            message += self.end_of_log()
             raise EngineError(message, raised=isinstance(error, RayTaskError)) from error
 
     def kill(self) -> None:
@@ -103,14 +117,3 @@ class EngineProcess:
     def end_of_log(self) -> str:
         """The last lines of its output, for an error message."""
         return end_of(self.spec.log_path(self.index))
-
-
-def _reason(error: RayError) -> str:
-    if isinstance(error, RayTaskError):
-        cause = error.cause
-        return f"{type(cause).__name__}: {cause}"
-    if isinstance(error, RayActorError):
-        return "its process ended. " + str(error).strip().splitlines()[-1]
-    if isinstance(error, GetTimeoutError):
-        return "it did not answer in time"
-    return str(error)

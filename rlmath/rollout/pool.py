@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 
+from rlmath.cluster.nodes import has_left
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import end_actors
 from rlmath.engines.engine import RolloutEngine
@@ -321,7 +322,8 @@ class RolloutPool:
         """Restart an engine.
 
         Raises:
-            EngineError: ``error``, if no restarts are left.
+            EngineError: ``error``, if no restarts are left, or the engine's node is lost: another
+                attempt has to place all of them again.
             EngineStartError: The last engine to fail before its first token raised the same error,
                 so another start would not help.
         """
@@ -333,7 +335,7 @@ class RolloutPool:
                 "starting it again would not help"
             ) from error
         self._early_reason = reason if is_early else ""
-        if self.restarts >= self._max_restarts:
+        if self.restarts >= self._max_restarts or has_left(self._places[index].node):
             raise error
         self.restarts += 1
         log.warning(

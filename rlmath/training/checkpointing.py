@@ -25,6 +25,7 @@ from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.opening import RunningRanks
 from rlmath.utils.close_names import did_you_mean
+from rlmath.weights.model_folder import PARTIAL
 
 
 def open_store(config: Config) -> CheckpointStore:
@@ -190,16 +191,22 @@ class Saver:
                 )
 
     def watchdog_probe(self) -> WatchedComponent:
-        """For the watchdog: a save makes progress as long as its folder grows."""
+        """For the watchdog: a save, or an export, makes progress as long as its folder grows."""
 
-        def progress() -> tuple[str, int]:
-            return str(self._folder), _bytes_in(self._folder)
+        def sizes() -> dict[Path, int]:
+            exports = self._store.folder.parent.glob(f".*{PARTIAL}*")
+            folders = [*exports] if self._folder is None else [self._folder, *exports]
+            return {folder: _bytes_in(folder) for folder in folders}
 
         def waiting_on() -> list[str]:
-            written = _bytes_in(self._folder)
-            if not written:
-                return []
-            return [f"the checkpoint in {self._folder}, {written / 2**20:.1f} MiB so far"]
+            return [
+                f"files in {folder}, {written / 2**20:.1f} MiB so far"
+                for folder, written in sizes().items()
+                if written
+            ]
+
+        def progress() -> tuple[tuple[Path, int], ...]:
+            return tuple(sizes().items())
 
         return WatchedComponent(progress, waiting_on)
 
@@ -312,10 +319,10 @@ def may_save_after(cause: BaseException) -> bool:
     return not isinstance(cause, of_a_part)
 
 
-def _bytes_in(folder: Path | None) -> int:
+def _bytes_in(folder: Path) -> int:
     """Size of the files in a folder; 0 when it is not there, or no longer."""
     total = 0
-    for parent, _, names in os.walk(folder or ""):
+    for parent, _, names in os.walk(folder):
         for name in names:
             # It may be renamed while it is looked at, here or by another node.
             with contextlib.suppress(OSError):

@@ -33,7 +33,8 @@ def only_run_in(folder: str | Path) -> Iterator[None]:
                 file.seek(0)
                 raise UserError(
                     f"runner.run_dir={folder}: a run is active there ({file.read().strip()}); "
-                    "wait for its end, or give another folder"
+                    "wait for its end, or give another folder. The lock of a machine that is lost "
+                    f"may stay on NFS: then delete {path}"
                 ) from None
             except OSError as error:
                 print(

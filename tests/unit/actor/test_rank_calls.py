@@ -1,21 +1,27 @@
 """The driver's side of ranks: whose error is raised, stops, and where a share's values belong."""
 
+import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
 
+from rlmath.actor import group as group_module
 from rlmath.actor import rank_calls
 from rlmath.actor.communicators import Communicators, Link, describe
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
+from rlmath.actor.settings import StartedRank
 from rlmath.actor.token_values import TokenValues, assemble
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.residue import Residue
 from rlmath.errors import UpdateStopped, UserError
+from rlmath.model.parallel import Layout
 
 
 class Ref:
@@ -114,6 +120,44 @@ def test_a_stopped_update_leaves_the_ranks_unchanged():
 def test_a_stopped_rank_has_not_failed(tmp_path):
     calls, error = RankCalls(str(tmp_path)), RayTaskError("update", "", UpdateStopped())
     assert isinstance(calls._explain(error, 0), UpdateStopped)
+
+
+def test_ranks_get_paths_that_are_the_same_on_any_node(monkeypatch, tmp_path):
+    """Their working folder is that of their node's Ray."""
+    monkeypatch.chdir(tmp_path)
+    given = []
+    made = ActorGroup.__new__(ActorGroup)
+    made.settings = SimpleNamespace(model_path="/model")
+    made._all = lambda method, *arguments: given.extend(a for a in arguments if a and a != "/model")
+    made.save_checkpoint("run/checkpoints/step_000004.partial")
+    made.load_checkpoint(Path("run/checkpoints/step_000004"))
+    made.save_hf("run/hf", "run/hf_adapter")
+    names = ("checkpoints/step_000004.partial", "checkpoints/step_000004", "hf", "hf_adapter")
+    assert given == [str(tmp_path / "run" / name) for name in names]
+
+
+def test_a_run_folder_that_is_not_shared_is_refused_before_the_first_step(monkeypatch, tmp_path):
+    monkeypatch.setattr(group_module, "VISIBLE_S", 0.0)
+    made = ActorGroup.__new__(ActorGroup)
+    made.layout, made._starting = Layout(1, 1, 2), []
+    made._calls = RankCalls(str(tmp_path))
+    made._calls.results = lambda *_: [StartedRank(0, 0, 0.0)] * 2
+    (tmp_path / "actor_0.log").touch()
+    with pytest.raises(UserError, match=r"actor_1\.log.*runner\.run_dir.*all nodes share"):
+        made.wait_until_ready()
+    (tmp_path / "actor_1.log").touch()
+    made.wait_until_ready()
+
+
+def test_the_port_of_the_ranks_store_is_nobody_elses_until_it_listens(monkeypatch):
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    worker = ActorWorker.__new__(ActorWorker)
+    place = worker.rendezvous()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(place)
+    # As rlmath.actor.parallel makes it.
+    with socket.create_server(place) as store, socket.create_connection(place):
+        store.accept()[0].close()
 
 
 # Tokens of each of four sequences.

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlmath.checkpoint import CheckpointStore, DiskFull, checkpoint_bytes
+from rlmath.checkpoint import store as store_module
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.errors import UserError
 from tests.unit.checkpoint.small_disk import small_disk
@@ -235,6 +238,30 @@ def test_killed_at_any_file_operation_one_complete_checkpoint_is_left(tmp_path, 
     # First the old one, from some moment on the new one, and every kind of leftover was seen.
     assert rewards == sorted(rewards) and set(rewards) == {1.0, 2.0}
     assert leftovers == {".partial", ".deleted"} | ({".replaced"} if step == 1 else set())
+
+
+def test_a_file_that_an_ending_rank_has_open_does_not_end_the_next_start(tmp_path, monkeypatch):
+    """NFS keeps it in its folder under a hidden name, so the folder cannot be removed yet."""
+    monkeypatch.setattr(store_module, "_OPEN_S", 0.6)
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 1)
+    store.begin(2)
+    remove, held = shutil.rmtree, [2]
+
+    def rmtree(folder):
+        held[0] -= 1
+        if held[0] >= 0:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(folder))
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert store.resume("auto").step == 1 and names(tmp_path) == ["step_000001"]
+    # A reader of an old checkpoint does not end the run that deletes it.
+    held[0] = 10**6
+    save(store, 3)
+    assert names(tmp_path) == ["step_000001.deleted", "step_000003"]
+    held[0] = 0
+    assert store.resume("auto").step == 3 and names(tmp_path) == ["step_000003"]
 
 
 def test_an_abandoned_save_leaves_nothing(tmp_path):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -34,13 +35,13 @@ def test_a_clock_that_was_set_changes_nothing(place, monkeypatch):
     begun, boot = psutil.Process.create_time, psutil.boot_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: begun(self) + 3600)
     monkeypatch.setattr(psutil, "boot_time", lambda: boot() + 3600)
-    processes.send_signal(place, signal.SIGKILL)
+    processes.send_signal([place], signal.SIGKILL)
     assert psutil.Process(place.pid).wait(10) == -signal.SIGKILL
 
 
 def test_another_process_with_the_same_id_is_left_alone(place):
     earlier = dataclasses.replace(place, started_s=place.started_s - 30)
-    processes.send_signal(earlier, signal.SIGKILL)
+    processes.send_signal([earlier], signal.SIGKILL)
     processes.end_actors([None], [earlier])
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(place.pid).wait(0.5)
@@ -67,6 +68,21 @@ def test_children_on_another_node_are_ended_before_the_actor_that_leads_to_them(
     processes.end_actors(["a", "b"], there)
     processes.end_actors(["c"], [None], have_children=True)
     assert events == ["a", "b", "c"]
+
+
+def test_nodes_that_do_not_answer_are_waited_for_together(monkeypatch):
+    """Else a watchdog's report on hundreds of processes takes hours where a disk hangs."""
+    together = threading.Barrier(3, timeout=10)
+    asked = []
+
+    def on_their_node(places, number, children):
+        asked.append([place.pid for place in places])
+        together.wait()
+
+    monkeypatch.setattr(processes, "_on_their_node", on_their_node)
+    places = [processes.ProcessPlace(f"node {pid % 3}", pid, 0.0) for pid in range(6)]
+    processes.send_signal(places, signal.SIGUSR2)
+    assert sorted(asked) == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_a_stopped_child_is_ended_with_its_parent(monkeypatch):

@@ -1,17 +1,20 @@
 """Start of engines, beside ranks and again after a failure; ranks and engines are fakes."""
 
 import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from rlmath.cluster.placement import EnginePlace
 from rlmath.device.residue import Residue
 from rlmath.engines import engine as engine_module
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.requests import EngineError, EngineStartError
 from rlmath.errors import UserError
 from rlmath.rollout import pool as pool_module
+from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training import opening
 
@@ -143,6 +146,32 @@ def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(e
         "engine 1 imports",
         "engine 1 begins, cache 7",
     ]
+
+
+def test_engines_of_a_lost_node_are_not_awaited(events, gpu_spec, tmp_path, monkeypatch):
+    """Ray would keep them waiting for GPUs of that node, whose names a wide engine has besides."""
+    alive = [{"Alive": True, "NodeID": "a", "Resources": {}, "NodeManagerAddress": "10.0.0.1"}]
+    alive[0]["NodeManagerPort"] = 1
+    monkeypatch.setattr(pool_module.ray, "nodes", lambda: alive)
+    spec = replace(gpu_spec, log_dir=str(tmp_path))
+    places = [EnginePlace(node=node) for node in "ab"]
+    pool = RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=9, places=places)
+    pool.launch()
+    with pytest.raises(EngineError, match="engine 1 died"):
+        pool.replace(1, EngineError("engine 1 died"))
+    pool.replace(0, EngineError("engine 0 died"))
+    assert pool.restarts == 1 and events[-1] == "engine 0 begins, cache None"
+    # It died before Ray knew of its node's end, and was made again there.
+    one = EngineProcess.__new__(EngineProcess)
+    one.spec, one.index, one.starting = spec, 1, "its start"
+    one._deadline_s, one._next_look_s = time.monotonic() + 1800, 0.0
+    one._node = "a"
+    one.check_start_time()
+    one._node = "b"
+    one.check_start_time()  # Ray is not asked again at once.
+    one._next_look_s = 0.0
+    with pytest.raises(EngineError, match="engine 1 cannot start: its node is no longer"):
+        one.check_start_time()
 
 
 def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_weights(

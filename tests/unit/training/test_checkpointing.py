@@ -18,6 +18,7 @@ from rlmath.training.checkpointing import Saver, open_saver
 from rlmath.training.gate import AlignmentError
 from rlmath.training.grace import Grace
 from rlmath.utils.ending_signals import signals_wait
+from rlmath.weights.model_folder import replacing_folder
 
 
 class SlowRanks:
@@ -47,6 +48,15 @@ def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path):
     with watch_progress(0.8, [saver.watchdog_probe()]):
         saver.save()
     assert (tmp_path / "slow" / "step_000001" / "tensors").stat().st_size == 12 * 2**20
+
+
+def test_an_export_that_grows_is_no_stall(tmp_path):
+    probe = saver_of(SlowRanks(blocks=0, every_s=0.0), tmp_path / "checkpoints").watchdog_probe()
+    with replacing_folder(tmp_path / "hf") as partial:
+        before = probe.progress()
+        (partial / "model.safetensors").write_bytes(bytes(2**20))
+        assert probe.progress() != before
+        assert "1.0 MiB so far" in "".join(probe.waiting_on())
 
 
 def test_a_disk_that_stands_still_is_one(tmp_path):

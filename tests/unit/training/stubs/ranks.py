@@ -1,6 +1,7 @@
 """Megatron ranks without Megatron: a rank's own code around a model that draws numbers."""
 
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -92,6 +93,7 @@ class StubRank(ActorWorker):
     def __init__(self, world, rank, log_path, environment):
         self.rank, self._world = rank, world
         world.ranks.append(self)
+        Path(log_path).touch()
 
     def start(self, settings, layout, device, rendezvous, seed, num_threads):
         """In the place of a model, a stub."""
