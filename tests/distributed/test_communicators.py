@@ -150,7 +150,7 @@ def test_ranks_that_read_weights_at_different_speeds_meet_over_gloo(ranks, model
 def read_late(layout, _):
     """Start where one rank reads for longer than a collective may take."""
 
-    def opened(*_):
+    def open_impatient(*_):
         background_group().set_timeout(timedelta(seconds=1))
         return communicators.Communicators()
 
@@ -158,7 +158,7 @@ def read_late(layout, _):
         time.sleep(2.5 * dist.get_rank())
         dist.barrier(group=background_group())
 
-    with mock.patch.object(communicators, "open_communicators", opened):
+    with mock.patch.object(communicators, "open_communicators", open_impatient):
         start(layout, reads)
 
 

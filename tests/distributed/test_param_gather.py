@@ -280,7 +280,7 @@ def test_a_forward_pass_that_does_not_wait_shows(ranks, models):
 
 
 def run_calls(layout, platform, model):
-    """Modules with weights of their own that a forward pass does not call."""
+    """Modules that have weights, and that a forward pass does not call."""
     actor = build(layout, platform, model, model=SETTINGS)
     left = {
         one: name

@@ -377,7 +377,7 @@ def test_ranks_wait_outside_nccl_until_a_bucket_is_on_the_disk(monkeypatch, rank
     events = []
     metas = [TensorMeta(name, (2,), torch.float32) for name in "abc"]
 
-    def gathered(destination):
+    def gather_buckets(destination):
         for number, names in enumerate(("ab", "c")):
             events.append(f"gather {number}")
             yield [(name, torch.zeros(2)) for name in names if destination == rank]
@@ -396,7 +396,7 @@ def test_ranks_wait_outside_nccl_until_a_bucket_is_on_the_disk(monkeypatch, rank
     monkeypatch.setattr(megatron, "fuse_for_files", lambda _, tensors: tensors)
     parallel = SimpleNamespace(global_rank=rank, group=object())
     gatherer = Mock(spec=BucketGatherer, parallel=parallel, tensors=metas, buckets=[1, 2])
-    gatherer.gather = gathered
+    gatherer.gather = gather_buckets
     gatherer.wait_for_all = partial(BucketGatherer.wait_for_all, gatherer)
     gatherer.gather_to_writer = partial(BucketGatherer.gather_to_writer, gatherer)
     megatron.save_to_hf(gatherer, None, "target", "source")
