@@ -105,7 +105,7 @@ def read_late(layout, _):
     """Start where one rank reads for longer than a collective may take."""
     groups = (dist.group.WORLD, background_group())
 
-    def opened(*_):
+    def connect(*_):
         for group in groups:
             group.set_timeout(timedelta(seconds=1))
         return communicators.Communicators()
@@ -115,7 +115,7 @@ def read_late(layout, _):
         for group in groups:
             dist.barrier(group=group)
 
-    with mock.patch.object(communicators, "open_communicators", opened):
+    with mock.patch.object(communicators, "open_communicators", connect):
         start(layout, reads)
 
 
