@@ -77,6 +77,9 @@ else
     { sub("/.*", "", $4) } $4 == own { print $2; exit }')
   [ -z "$interface" ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
 fi
+if [[ $own == 127.* && ${WORLD_SIZE:-1} -gt 1 ]]; then # Without a default route, for example.
+  say "warning: the address of this node is $own, where other nodes do not reach it; give --interface"
+fi
 
 node_is_alive && fail "this node runs already (process $(cat "$pid_file")); end it: ray_utils/stop_ray.sh"
 mkdir -p "$state_dir" "$shared_dir"

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmath.cluster.nodes import sorted_nodes
-from rlmath.errors import ConfigError
+from rlmath.errors import ConfigError, UserError
 from rlmath.plugins.loading import Imported, imported_plugins, setup_hook
+
+# Longest time for a process to start and import, from a disk that many nodes read at once.
+ANSWER_S = 400.0
 
 
 def check_plugins() -> None:
     """Import this process's plug-ins in a process on each node, as ranks and engines will. Raises
-    ConfigError: a node lacks a package or has another source of it; the message names both."""
+    ConfigError: a node lacks a package or has another source of it; the message names both.
+    UserError: a node starts no process."""
     if setup_hook() is None:
         return
     import ray
@@ -28,6 +32,17 @@ def check_plugins() -> None:
         .remote()
         for node in nodes
     ]
+    done, _ = ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
+    silent = [
+        node["NodeManagerAddress"]
+        for node, answer in zip(nodes, answers, strict=True)
+        if answer not in done
+    ]
+    if silent:
+        raise UserError(
+            f"plugins: Ray has started no process on {', '.join(silent)} in {ANSWER_S:g} s. See "
+            "Ray's logs there (a full disk?), or take the node out of the cluster"
+        )
     here = imported_plugins()
     problems = [
         problem

@@ -14,7 +14,7 @@ from rlmath.cluster.failures import describe_failure
 from rlmath.cluster.logs import LINE_LENGTH
 
 
-def described_death(message):
+def death(message):
     context = ActorDiedErrorContext(
         error_message=message,
         actor_id=bytes(16),
@@ -26,10 +26,10 @@ def described_death(message):
 
 
 def test_a_dead_actor_has_rays_reason_and_node_in_one_line():
-    said = described_death("The actor is dead because its node has died.\nNode Id: 12ab")
+    said = death("The actor is dead because its node has died.\nNode Id: 12ab")
     reason = "The actor is dead because its node has died. Node Id: 12ab"
     assert said == f"its process ended on 10.0.0.5: {reason}"
-    assert len(described_death("memory " * 999)) < LINE_LENGTH + 50
+    assert len(death("memory " * 999)) < LINE_LENGTH + 50
     assert describe_failure(RayActorError()) == "its process ended"
     assert describe_failure(ActorDiedError()) == "its process ended"
 
