@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from rlmath.device import peak_memory
+from rlmath.device.freed_memory import return_freed_memory
 from rlmath.device.host_memory import pinned_buffer
 from rlmath.device.numa import bind_to_gpu
 from rlmath.device.streams import CudaSideStream, SideStream
@@ -137,12 +138,14 @@ class Platform:
         return CudaSideStream() if self.name == "cuda" else SideStream()
 
     def release_cached_memory(self) -> None:
-        """Return memory that the allocator caches, for other processes on the same GPU.
+        """Return memory that the allocator caches, for other processes on the same device.
 
         Engines on the same GPU can wake only in memory that this process does not hold.
         """
         if self.name == "cuda":
             torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
         """``[num_bytes]`` uint8 of host memory, page-locked where a GPU copies to it."""
