@@ -86,7 +86,7 @@ def check_saveable(model: Saveable) -> None:
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
     Raises UserError on every rank: the disk is full, or the folder cannot be written."""
-    _prepare_save(model.checkpoint_state(), Path(folder) / name, _free_group(), copy=False)()
+    _prepare_save(model.checkpoint_state(), Path(folder) / name, free_group(), copy=False)()
 
 
 def begin_saves(models: Mapping[str, Saveable], folder: str | Path) -> Future[None]:
@@ -105,7 +105,7 @@ def begin_saves(models: Mapping[str, Saveable], folder: str | Path) -> Future[No
         Done when all ranks have written. Its ``result`` raises UserError on every rank: the disk is
         full, or the folder cannot be written.
     """
-    group = _free_group()
+    group = free_group()
     prepared = [
         _prepare_save(model.checkpoint_state(), Path(folder) / name, group, copy=True)
         for name, model in models.items()
@@ -167,9 +167,9 @@ _thread = DaemonThreads(1, "checkpoint")
 _last: Future[None] | None = None
 
 
-def _free_group() -> Any:
-    """The group for checkpoints, once the last save has finished with it: messages of two saves
-    must not mix. Whether that save succeeded is for its own ``result`` to report."""
+def free_group() -> Any:
+    """The gloo group of all ranks for files, once the last save has finished with it: messages of
+    two saves must not mix. Whether that save succeeded is for its own ``result`` to report."""
     if _last is not None:
         wait([_last])
     return background_group()
@@ -191,7 +191,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             loaded in part then, and must not be used.
     """
     state, target = model.checkpoint_state(), Path(folder) / name
-    group = _free_group()
+    group = free_group()
     saved: dict[str, Any] = {}
 
     def check() -> None:

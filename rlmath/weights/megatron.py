@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.checkpoint.state import free_group
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
@@ -114,7 +115,7 @@ def save_to_hf(
     group = None
     if gatherer.parallel.group is not None:
         # A disk may need longer for the model than the 10 minutes that a rank waits over NCCL.
-        group = dist.new_group(backend="gloo")
+        group = free_group()
     if gatherer.parallel.global_rank == 0:
         types = {meta.name: meta.dtype for meta in gatherer.tensors}
         parts, shapes = file_tensors(spec), file_shapes(spec)
@@ -129,7 +130,6 @@ def save_to_hf(
     if group is not None:
         # All ranks, not only this copy of the model: any of them may read the folder next.
         dist.barrier(group=group)
-        dist.destroy_process_group(group)
 
 
 def _in_step(gatherer: BucketGatherer, group: Any) -> Iterator[list[tuple[str, Tensor]]]:
