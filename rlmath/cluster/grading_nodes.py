@@ -153,7 +153,7 @@ class NodeWorkers:
         from rlmath.cluster.failures import describe_failure
 
         if not self._closed.is_set():
-            reason = describe_failure(error) if isinstance(error, RayError) else str(error)
+            reason = describe_failure(error) if isinstance(error, RayError) else repr(error)
             log.warning("lost the grading workers of node %s: %s", node.node_id, reason)
         actor, node.actor, node.refused = node.actor, None, 0
         _kill(actor)
