@@ -114,11 +114,11 @@ class Slopes:
 
     def _move(self, parameters: Sequence[Any], kept: Sequence[Tensor], scale: float) -> None:
         for one, own in zip(parameters, kept, strict=True):
-            after = self._weights_after(one, own, scale)
+            moves = self._moves(one, own, scale)
             for block in _blocks(one):
-                one.view(-1)[block] = next(after)
+                one.view(-1)[block] = next(moves)
 
-    def _weights_after(self, parameter: Any, own: Tensor, scale: float) -> Iterator[Tensor]:
+    def _moves(self, parameter: Any, own: Tensor, scale: float) -> Iterator[Tensor]:
         """The parameter's own weights after a move, block by block. Collective with a distributed
         optimizer."""
         # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
@@ -147,7 +147,7 @@ class Slopes:
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for place, one in enumerate(parameters):
             counts = param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one)
-            high = None if kept is None else self._weights_after(one, kept[place], scale)
+            high = None if kept is None else self._moves(one, kept[place], scale)
             for block in _blocks(one):
                 # Collective with a distributed optimizer.
                 gradient = other = self._gradient(one, block)

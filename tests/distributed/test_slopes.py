@@ -60,7 +60,8 @@ def test_only_a_wrong_gradient_is_named_and_weights_are_as_without(
 
 
 def slopes_of(dtype, elements, logit, length, factor=1.0, tokens=50):
-    """Slopes for tokens with equal logits and gradients of random directions and this length."""
+    """Slopes of tokens with equal logits, whose gradients have random directions and this
+    length."""
     draw = torch.Generator().manual_seed(0)
     directions = torch.randn(tokens, elements, generator=draw) * length / elements**0.5
     module = torch.nn.Module()
