@@ -6,6 +6,7 @@ import gc
 import random
 import socket
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -75,7 +76,8 @@ def initialize(
 def wait_for_disks() -> None:
     """Let the groups of all ranks wait longer from now on: between their collectives ranks read and
     write files. Groups of passes keep the timeout by which a rank that hangs is found."""
-    for group in (dist.group.WORLD, background_group()):
+    everyone: Any = dist.group.WORLD
+    for group in (everyone, background_group()):
         group.set_timeout(DISK_TIMEOUT)
 
 
