@@ -52,11 +52,15 @@ def open_communicators(layout: Layout, platform: Platform) -> Communicators:
     from megatron.core import parallel_state
 
     # Both ways of sending messages are used (Megatron's schedules, Transformer Engine's ring of
-    # context ranks): for single messages NCCL has a communicator per pair of ranks.
+    # context ranks): for single messages torch opens a NCCL communicator per pair of ranks.
     stages = parallel_state.get_pipeline_model_parallel_group()
     _exchange(stages, device, batched=layout.virtual_stages == 1)
+    if layout.virtual_stages > 1 and layout.pipeline_parallel == 2:
+        # Megatron sends the second of two stages' messages by the group of all ranks
+        # (``p2p_communication._p2p_ops``).
+        _exchange(stages, device, batched=False, by=dist.group.WORLD)
     context = parallel_state.get_context_parallel_group()
-    _exchange(context, device, batched=layout.context_parallel == 2)
+    _exchange(context, device, batched=platform.batches_context_messages(layout.context_parallel))
     platform.synchronize()
     links = tuple(_measure(platform))
     platform.release_cached_memory()
@@ -89,17 +93,19 @@ def _use(group: Any, device: torch.device) -> None:
     dist.all_to_all_single(torch.empty_like(each), each, group=group)
 
 
-def _exchange(group: Any, device: torch.device, batched: bool) -> None:
-    """Send to and receive from both neighbors in a ring."""
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    if size == 1:
+def _exchange(ring: Any, device: torch.device, batched: bool, by: Any = None) -> None:
+    """Send to and receive from both neighbors in a group. ``by``: the group whose communicators
+    carry the messages; ``None``: the same."""
+    members, rank = dist.get_process_group_ranks(ring), dist.get_rank(ring)
+    if len(members) == 1:
         return
+    group = by or ring
     for step in (1, -1):
-        to, origin = ((rank + sign * step) % size for sign in (1, -1))
+        to, origin = (members[(rank + sign * step) % len(members)] for sign in (1, -1))
         mine, theirs = (torch.zeros(1, device=device) for _ in range(2))
         operations = [
-            dist.P2POp(dist.isend, mine, group=group, group_peer=to),
-            dist.P2POp(dist.irecv, theirs, group=group, group_peer=origin),
+            dist.P2POp(dist.isend, mine, to, group),
+            dist.P2POp(dist.irecv, theirs, origin, group),
         ]
         if batched:
             pending = dist.batch_isend_irecv(operations)
@@ -107,12 +113,7 @@ def _exchange(group: Any, device: torch.device, batched: bool) -> None:
             # Both ends of a pair must take part in its first message: in a ring where all ranks
             # send first, they would deadlock.
             ordered = operations if rank % 2 == 0 else operations[::-1]
-            pending = [
-                one.op(one.tensor, group=group, group_dst=to)
-                if one.op is dist.isend
-                else one.op(one.tensor, group=group, group_src=origin)
-                for one in ordered
-            ]
+            pending = [one.op(one.tensor, one.peer, group) for one in ordered]
         for work in pending:
             work.wait()
 
@@ -126,8 +127,7 @@ def _measure(platform: Platform) -> Iterator[Link]:
     if len(own) < len(hosts):
         speed = _gb_per_s(dist.group.WORLD, platform)
         yield Link(True, len(hosts), speed, host, platform.link_probe)
-    # Every rank creates the groups of all nodes. torch would name a group that only its members
-    # create, and ``ipc``'s group of the same ranks would find its old addresses.
+    # torch numbers groups, so every rank creates those of all nodes.
     groups = {
         one: dist.new_group([rank for rank, other in enumerate(hosts) if other == one])
         for one in dict.fromkeys(hosts)

@@ -38,6 +38,18 @@ class GatedNorm(torch.nn.Module):
         return (normed * F.silu(gate.float())).to(x.dtype)
 
 
+class PackedConvolution(torch.nn.Conv1d):
+    """A convolution of packed sequences.
+
+    A module's call waits for its weight under ``actor.overlap_param_gather``; reading the weight
+    of one that is not called does not.
+    """
+
+    def forward(self, input: Tensor, ends: Tensor | None = None) -> Tensor:
+        """Arguments and result of :func:`causal_convolution`."""
+        return causal_convolution(input, self.weight, ends)
+
+
 class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
     """Megatron's layer with another forward, for packed sequences.
 
@@ -48,6 +60,7 @@ class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
         # It refuses to be built without flash-linear-attention, which its own forward needs.
         gated_delta_net.HAVE_FLA = True
         super().__init__(*args, **kwargs)
+        self.conv1d.__class__ = PackedConvolution
         config = self.config
         if config.context_parallel_size > 1:
             raise ValueError("linear attention needs whole sequences; use no context parallelism")
@@ -92,7 +105,7 @@ class PackedDeltaNet(gated_delta_net.GatedDeltaNet):
     def _attend(
         self, qkv: Tensor, decay: Tensor, beta: Tensor, ends: Tensor | None = None
     ) -> Tensor:
-        qkv = causal_convolution(qkv, self.conv1d.weight, ends)
+        qkv = self.conv1d(qkv, ends)
         widths = [n // self.tp_size for n in (self.qk_dim, self.qk_dim, self.v_dim)]
         query, key, value = qkv.split(widths, -1)
         query, key = (x.unflatten(-1, (-1, self.key_head_dim)) for x in (query, key))

@@ -372,7 +372,9 @@ def _watchable_matrices(models: Sequence[Any]) -> Iterator[_Watched]:
                     yield _Watched(title, parameter, "router", len(parameter))
                     continue
                 kind = "experts" if ".experts." in name else "matrix"
-                yield _Watched(title, parameter, kind, *_spread(parameter))
+                elements, places = _spread(parameter)
+                if elements:
+                    yield _Watched(title, parameter, kind, elements, places)
                 continue
             rows = min(VOCABULARY_ROWS, len(parameter))
             if copied or "embedding" in name:
@@ -395,12 +397,16 @@ def _units(watched: Sequence[_Watched]) -> Iterator[_Unit]:
         yield _Unit(f"{name} of all experts", "experts", tuple(numbers))
 
 
-def _spread(parameter: Tensor) -> tuple[int, Tensor]:
-    """How many elements, and their places, which go through different columns."""
-    count = min(ELEMENTS, parameter.numel())
-    stride = max(1, (parameter.numel() - 1) // max(1, count - 1))
-    stride = max(1, stride - (stride % parameter.shape[-1] == 0))
-    return count, stride * torch.arange(count, device=parameter.device)
+def _spread(parameter: Any) -> tuple[int, Tensor]:
+    """How many elements, and their places, which go through different columns; of an adapter, in
+    the rows that have a gradient."""
+    rows, columns = getattr(parameter, "used_rows", None), parameter.shape[-1]
+    elements = parameter.numel() if rows is None else columns * len(rows)
+    count = min(ELEMENTS, elements)
+    stride = max(1, (elements - 1) // max(1, count - 1))
+    stride = max(1, stride - (stride % columns == 0))
+    places = stride * torch.arange(count, device=parameter.device)
+    return count, places if rows is None else columns * rows[places // columns] + places % columns
 
 
 def _stack(shares: Sequence[Tensor], elements: int) -> Tensor:

@@ -273,8 +273,8 @@ class ActorGroup:
         return found
 
     def weights_changes(self) -> list[WeightChanges]:
-        """Each rank's :meth:`weights_fingerprints`, which are equal unless a data-parallel copy of
-        the model differs; and the tensors unchanged on that rank since the last call."""
+        """:meth:`weights_fingerprints` of each copy of the model, on its first rank; others have
+        none. And the tensors unchanged on each rank since the last call."""
         return self._all("weights_changes")
 
     def save_hf(self, folder: str | Path, adapters: str | Path | None = None) -> None:

@@ -78,6 +78,10 @@ class Adapter(nn.Module):
             # Whether all data-parallel ranks have it, or only those with the same experts.
             one.allreduce = getattr(like, "allreduce", True)  # type: ignore[attr-defined]
         mask = _owners(layout)
+        if not bool(mask.any(1).all()):
+            # Others belong to matrices without an adapter, and get no gradient.
+            used = mask.any(1).nonzero().flatten().to(like.device)
+            self.b.used_rows = used  # type: ignore[attr-defined]
         mask = None if bool(mask.all()) else mask.to(like.device, like.dtype)
         self.register_buffer("mask", mask, persistent=False)
 

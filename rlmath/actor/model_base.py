@@ -33,7 +33,7 @@ from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
-from rlmath.checkpoint.state import AdapterState, ModelState
+from rlmath.checkpoint.state import AdapterState, ModelState, free_group
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
@@ -103,8 +103,10 @@ class RankModel:
 
     def _make_trainable(self, optimizer: OptimizerConfig) -> None:
         """Gradients, optimizer and schedule."""
-
         settings = self.settings
+        # Nodes may read the weights at different speeds, and the optimizer's next collective would
+        # end a rank that waits for minutes (``Platform.collective_timeout_s``); gloo waits.
+        dist.barrier(group=free_group())
         self.models = wrap_chunks(
             self.chunks,
             settings.distributed_optimizer,

@@ -74,11 +74,9 @@ def initialize(
 
 
 def wait_for_disks() -> None:
-    """Let the groups of all ranks wait longer from now on: between their collectives ranks read and
-    write files. Groups of passes keep the timeout by which a rank that hangs is found."""
-    everyone: Any = dist.group.WORLD
-    for group in (everyone, background_group()):
-        group.set_timeout(DISK_TIMEOUT)
+    """Let the ranks' gloo group wait longer from now on: it is where they meet when one of them has
+    read or written files. NCCL's groups keep the timeout by which a rank that hangs is found."""
+    background_group().set_timeout(DISK_TIMEOUT)
 
 
 def _store(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,14 +28,17 @@ GROUPS = {
     "other tensors": "",
 }
 # Change of a sum of log-probs, in nats: in float32 by random signs, times the root of the number of
-# tokens; else along the gradient, times that number.
-BY_SIGNS, ALONG = 2e-3, 0.1
+# tokens; else along the gradient, times that number. At most this part of the mean log-prob: tokens
+# that are nearly certain have no more to gain, and lose far more than their gradient says.
+BY_SIGNS, ALONG, MOST_OF_MEAN = 2e-3, 0.1, 0.1
 # Largest move of an element by signs; beyond it the gradient is too small to be judged.
 MOST = 1e-2
 # Part of the change that the gradient predicts; with random signs, of the usual size of theirs.
 TOLERANCE = {torch.float32: 0.01, torch.bfloat16: 0.4}
 # Moves that must agree on a fault, to within this part of it: noise and curvature do not.
 MOVES, AGREE = (1.0, 2.0, 4.0), 0.5
+# Elements that are in float32 at once, several times: of a whole embedding that is 12 GB for 7B.
+ELEMENTS_AT_ONCE = 1 << 22
 
 
 class Slopes:
@@ -65,10 +68,10 @@ class Slopes:
     @torch.no_grad()
     def finding(self) -> StepFinding:
         """The first group whose gradient is not the slope."""
-        tokens = self._run()[1]
+        log_probs, tokens = self._sum(*self._run())
         for name, parameters in self._groups.items():
-            square, count = self._sum(self._product(parameters), tokens)
-            scale = self._scale(square, count)
+            (square,) = self._sum(self._product(parameters))
+            scale = self._scale(square, log_probs, tokens)
             residues: list[float] = []
             for move in MOVES if scale else ():
                 slope, wanted = self._measure(parameters, scale * move)
@@ -83,14 +86,15 @@ class Slopes:
                     return StepFinding(OTHER_SLOPE, wanted, slope, name)
         return StepFinding()
 
-    def _scale(self, square: float, tokens: float) -> float:
+    def _scale(self, square: float, log_probs: float, tokens: float) -> float:
         """Factor of the signs, or of the gradient; 0: there is no gradient, or no move is small
-        enough. ``square``: of the gradient's norm."""
+        enough. ``square``: of the gradient's norm. ``log_probs``: their sum."""
         if not 0.0 < square < math.inf:
             return 0.0
+        most = MOST_OF_MEAN * abs(log_probs) / tokens
         if self._along:
-            return ALONG * tokens / square
-        scale = BY_SIGNS * math.sqrt(tokens / square)
+            return min(ALONG, most) * tokens / square
+        scale = min(BY_SIGNS, most) * math.sqrt(tokens / square)
         return scale if scale <= MOST else 0.0
 
     def _measure(self, parameters: Sequence[Any], scale: float) -> tuple[float, float]:
@@ -110,20 +114,25 @@ class Slopes:
 
     def _move(self, parameters: Sequence[Any], kept: Sequence[Tensor], scale: float) -> None:
         for one, own in zip(parameters, kept, strict=True):
-            one.copy_(self._weight_after(one, own, scale))
+            after = self._weights_after(one, own, scale)
+            for block in _blocks(one):
+                one.view(-1)[block] = next(after)
 
-    def _weight_after(self, parameter: Any, own: Tensor, scale: float) -> Tensor:
+    def _weights_after(self, parameter: Any, own: Tensor, scale: float) -> Iterator[Tensor]:
+        """The parameter's own weights after a move, block by block. Collective with a distributed
+        optimizer."""
         # Ranks that have the same tensor move it alike; the two of a tied embedding as well.
         draw = torch.Generator(parameter.device).manual_seed(hash(tuple(parameter.shape)) % 2**31)
-        noise = torch.rand(parameter.shape, generator=draw, device=parameter.device)
-        # In place, as an embedding in float32 may have gigabytes.
-        noise.sub_(0.5)
-        weight = own.to(parameter.device, torch.float32)
-        if not self._along:
-            return noise.sign_().mul_(-scale).add_(weight)
-        # Rounded at random, as most of the gradient is smaller than a rounding.
-        noise.mul_(weight.abs()).mul_(2.0**-7).add_(weight)
-        return noise.add_(self._gradient(parameter), alpha=scale).to(parameter.dtype)
+        for block in _blocks(parameter):
+            weight = own.view(-1)[block].to(parameter.device).float()
+            noise = torch.rand(weight.shape, generator=draw, device=parameter.device).sub_(0.5)
+            if not self._along:
+                yield noise.sign_().mul_(-scale).add_(weight)
+                continue
+            # Rounded at random, as most of the gradient is smaller than a rounding.
+            noise.mul_(weight.abs()).mul_(2.0**-7).add_(weight)
+            noise.add_(self._gradient(parameter, block), alpha=scale)
+            yield noise.to(parameter.dtype)
 
     def _product(
         self, parameters: Sequence[Any], kept: Sequence[Tensor] | None = None, scale: float = 0.0
@@ -134,21 +143,26 @@ class Slopes:
         from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
         from megatron.core.transformer.module import param_is_not_shared
 
-        first, total = not parallel_state.get_data_parallel_rank(with_context_parallel=True), 0.0
+        first = not parallel_state.get_data_parallel_rank(with_context_parallel=True)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for place, one in enumerate(parameters):
-            gradient = self._gradient(one)
-            # Collective with a distributed optimizer.
-            high = None if kept is None else self._weight_after(one, kept[place], scale)
-            if first and param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one):
-                other = gradient if high is None else high.float().sub_(one).mul_(0.5)
-                total += float((gradient * other).sum(dtype=torch.float64))
-        return total
+            counts = param_is_not_shared(one) and param_is_not_tensor_parallel_duplicate(one)
+            high = None if kept is None else self._weights_after(one, kept[place], scale)
+            for block in _blocks(one):
+                # Collective with a distributed optimizer.
+                gradient = other = self._gradient(one, block)
+                if high is not None:
+                    other = next(high).float().sub_(one.view(-1)[block]).mul_(0.5)
+                if first and counts:
+                    total += (gradient * other).sum(dtype=torch.float64)
+        return float(total)
 
-    def _gradient(self, parameter: Any) -> Tensor:
-        """The whole reduced gradient; the distributed optimizer reduces each part on one rank."""
+    def _gradient(self, parameter: Any, block: slice) -> Tensor:
+        """Elements of the whole reduced gradient; the distributed optimizer reduces each part on
+        one rank."""
         from megatron.core import parallel_state
 
-        gradient: Tensor = parameter.main_grad
+        gradient: Tensor = parameter.main_grad.view(-1)[block]
         parts = [one for one in self._parts if hasattr(one, "model_param_gbuf_map")]
         if not parts:
             return gradient
@@ -157,7 +171,8 @@ class Slopes:
             # A rank that owns no element of the parameter does not have it here.
             if parameter in part.model_param_gbuf_map:
                 own = part._get_model_param_range_map(parameter)["param"]
-                whole.view(-1)[own.start : own.end] = gradient.reshape(-1)[own.start : own.end]
+                inside = slice(*(max(0, end - block.start) for end in (own.start, own.end)))
+                whole[inside] = gradient[inside]
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         dist.all_reduce(whole, group=group)
         return whole
@@ -167,3 +182,8 @@ class Slopes:
         dist.all_reduce(total)
         found: list[float] = total.tolist()
         return found
+
+
+def _blocks(parameter: Tensor) -> Iterator[slice]:
+    for start in range(0, parameter.numel(), ELEMENTS_AT_ONCE):
+        yield slice(start, start + ELEMENTS_AT_ONCE)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.device.nvidia import current_gpu_uuid
 from rlmath.device.phases import phase
 from rlmath.device.residue import Residue
 from rlmath.utils.child_processes import end_with_parent
@@ -203,9 +204,7 @@ class ActorWorker:
 
     def gpu(self) -> str:
         """UUID of this rank's GPU."""
-        from rlmath.engines.transports.shared_gpus import rank_gpu
-
-        return rank_gpu()
+        return current_gpu_uuid()
 
     def connect_engines(self, plan: Any) -> None:
         """Connect to the engines, after shutting down an earlier connection. Collective."""
@@ -334,11 +333,14 @@ class ActorWorker:
         return self.gatherer.fingerprints(part)
 
     def weights_changes(self) -> WeightChanges:
-        """Fingerprints of the model with its adapters merged, and this rank's parts unchanged since
-        the last call. Collective."""
+        """Fingerprints of the model with its adapters merged, on the first rank of each copy, and
+        this rank's parts unchanged since the last call. Collective."""
         if self.gatherer is None:
             self.gatherer = self._gatherer()
         changes: WeightChanges = self.gatherer.changes()
+        if self.gatherer.ranks[0] != self.rank:
+            # The same again: 1 MB of an MoE's 19,000 tensors, from each rank in each step.
+            changes = dataclasses.replace(changes, fingerprints={})
         if (adapters := self._replicated_adapters) is not None and not changes.drifted:
             return dataclasses.replace(changes, drifted=adapters.find_drift())
         return changes

@@ -106,7 +106,7 @@ class FilterConfig:
     max_rounds: int = setting(
         4,
         "Sample at most this many times prompts_per_step problems for a step; if too few groups "
-        "pass, the step is smaller.",
+        "pass, the step is smaller. 1: no group is replaced.",
         least=1,
     )
     oversample: float = setting(

@@ -15,12 +15,17 @@ from rlmath.checkpoint.optimizer_state import optimizer_parts
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NAMED = 3
+# Elements that are in 64 bits at once: torch copies what it adds up in another type, which of a
+# vocabulary's embedding has gigabytes.
+_ELEMENTS_AT_ONCE = 1 << 22
 
 
 def checksum(values: Tensor) -> int:
-    """Sum of the values' bits, on their device and without a copy."""
+    """Sum of the values' bits, on their device."""
     width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    return int(values.detach().view(width).sum(dtype=torch.int64))
+    bits = torch.atleast_1d(values.detach()).view(width)
+    rows = max(1, _ELEMENTS_AT_ONCE * len(bits) // max(1, bits.numel()))
+    return int(torch.stack([one.sum(dtype=torch.int64) for one in bits.split(rows)]).sum())
 
 
 def optimizer_prints(optimizer: Any, scheduler: Any) -> dict[str, float]:

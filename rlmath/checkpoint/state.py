@@ -7,7 +7,9 @@ data parallelism can reshard them), the step of the schedule, and each rank's ra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +88,7 @@ def check_saveable(model: Saveable) -> None:
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
     Raises UserError on every rank: the disk is full, or the folder cannot be written."""
-    _prepare_save(model.checkpoint_state(), Path(folder) / name, _free_group(), copy=False)()
+    _prepare_save(model.checkpoint_state(), Path(folder) / name, free_group(), copy=False)()
 
 
 def begin_saves(models: Mapping[str, Saveable], folder: str | Path) -> Future[None]:
@@ -105,7 +107,7 @@ def begin_saves(models: Mapping[str, Saveable], folder: str | Path) -> Future[No
         Done when all ranks have written. Its ``result`` raises UserError on every rank: the disk is
         full, or the folder cannot be written.
     """
-    group = _free_group()
+    group = free_group()
     prepared = [
         _prepare_save(model.checkpoint_state(), Path(folder) / name, group, copy=True)
         for name, model in models.items()
@@ -167,8 +169,8 @@ _thread = DaemonThreads(1, "checkpoint")
 _last: Future[None] | None = None
 
 
-def _free_group() -> Any:
-    """The group for checkpoints, once the last save has finished with it: messages of two saves
+def free_group() -> Any:
+    """The gloo group of all ranks, once the last save has finished with it: messages of two saves
     must not mix. Whether that save succeeded is for its own ``result`` to report."""
     if _last is not None:
         wait([_last])
@@ -191,7 +193,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             loaded in part then, and must not be used.
     """
     state, target = model.checkpoint_state(), Path(folder) / name
-    group = _free_group()
+    group = free_group()
     saved: dict[str, Any] = {}
 
     def check() -> None:
@@ -203,7 +205,30 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
 
     _on_all_ranks(check, target, group)
-    _on_all_ranks(lambda: _load(state, target, saved["layout"]), target, group)
+
+    def load() -> None:
+        with _exchanging_by(group):
+            _load(state, target, saved["layout"])
+
+    _on_all_ranks(load, target, group)
+
+
+@contextlib.contextmanager
+def _exchanging_by(group: Any) -> Iterator[None]:
+    """Let a load exchange its plans, and wait for what the other ranks read, in a group.
+
+    Megatron names none, and torch takes that of all ranks: NCCL would end a rank that has read its
+    part minutes before another.
+    """
+    from torch.distributed import checkpoint
+
+    plainly: Any = checkpoint.load_state_dict
+    replaced: Any = checkpoint
+    replaced.load_state_dict = functools.partial(plainly, process_group=group)
+    try:
+        yield
+    finally:
+        replaced.load_state_dict = plainly
 
 
 def _load(state: ModelState, target: Path, saved_layout: Any) -> None:

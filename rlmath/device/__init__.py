@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from rlmath.device import peak_memory
+from rlmath.device.freed_memory import return_freed_memory
 from rlmath.device.host_memory import pinned_buffer
 from rlmath.device.numa import bind_to_gpu
 from rlmath.device.streams import CudaSideStream, SideStream
@@ -85,6 +86,13 @@ class Platform:
         """Time that a rank waits for the others in a collective; on CPU they may be computing."""
         return 1800.0 if self.collective_backend == "gloo" else 600.0
 
+    def batches_context_messages(self, context_parallel: int) -> bool:
+        """Whether Transformer Engine's ring of context ranks sends and receives in one call
+        (``AttnFuncWithCPAndKVP2P`` of 2.11)."""
+        if self.name == "cuda" and torch.cuda.get_device_capability() >= (10, 0):
+            return False
+        return context_parallel == 2
+
     @property
     def runs_triton(self) -> bool:
         """Whether Triton's kernels run on this device: a GPU (a dry run has none), with Triton."""
@@ -137,12 +145,14 @@ class Platform:
         return CudaSideStream() if self.name == "cuda" else SideStream()
 
     def release_cached_memory(self) -> None:
-        """Return memory that the allocator caches, for other processes on the same GPU.
+        """Return memory that the allocator caches, for other processes on the same device.
 
         Engines on the same GPU can wake only in memory that this process does not hold.
         """
         if self.name == "cuda":
             torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
 
     def host_buffer(self, num_bytes: int) -> torch.Tensor:
         """``[num_bytes]`` uint8 of host memory, page-locked where a GPU copies to it."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Tokens of one step on CPU, at least.
 CPU_BATCHED_TOKENS = 4096
+# Switches off vLLM's check of a GPU's free memory when an engine starts.
+LEAST_UTILIZATION = 0.01
 # vLLM's name for rollout.quantization=fp8; its rule is rlmath/model/fp8.py.
 FP8 = "fp8_per_channel"
 # Schedulers of CPU engines and of those that schedule ahead, by the names that vLLM resolves.
@@ -86,7 +88,11 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_chunked_prefill": True,
         "max_num_batched_tokens": min(spec.max_batched_tokens, most_tokens),
         "enforce_eager": spec.enforce_eager,
-        "gpu_memory_utilization": spec.gpu_memory_utilization,
+        # vLLM does not start where less is free. When an engine starts again, ranks may hold more
+        # than at first, and its cache has its size.
+        "gpu_memory_utilization": (
+            spec.gpu_memory_utilization if spec.kv_cache_bytes is None else LEAST_UTILIZATION
+        ),
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "async_scheduling": spec.async_scheduling,
         "scheduler_cls": ASYNC_SCHEDULER if spec.short_steps and spec.async_scheduling else None,

@@ -23,7 +23,9 @@ from rlmath.utils.setting import Options
 
 if TYPE_CHECKING:
     from rlmath.device import Platform
+    from rlmath.device.streams import SideStream
     from rlmath.engines.transports import TrainerConnection, TransportPlan
+    from rlmath.engines.transports.client import EngineClient
     from rlmath.weights.gather import BucketGatherer
 
 MIB = 2**20
@@ -194,7 +196,8 @@ class Ipc(Transport):
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, except
         # experts that their workers do not keep.
         routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
-        source = GatheredSource(gatherer, None, side_stream, routes)
+        # The GPU of a rank that serves none may be full of an engine's keys and values.
+        source = GatheredSource(gatherer, None, side_stream, routes, keeps=bool(plan.serves))
         if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
             # No engine needs this rank's copy of the model.
             source = SharedSource(gatherer, None, side_stream)
@@ -237,11 +240,25 @@ class Nccl(Transport):
         from rlmath.engines import transports
 
         client, side_stream = transports.client_of(plan), platform.side_stream()
+        # vLLM leaves the thread that opens a communicator on a new stream.
+        with side_stream.queue():
+            trainer = self._trainer(plan, client, gatherer, side_stream)
+        return transports.TrainerConnection(trainer, client, side_stream)
+
+    def _trainer(
+        self,
+        plan: TransportPlan,
+        client: EngineClient,
+        gatherer: BucketGatherer,
+        side_stream: SideStream,
+    ) -> Any:
+        from rlmath.engines import transports
+
         bucket_bytes = plan.bucket_size_mib * MIB
         if plan.worker_shares and transports.can_send_shares(gatherer, plan.worker_shares):
             from rlmath.engines.transports.nccl_shares import Message, SharesTrainer
 
-            shares_trainer = SharesTrainer(
+            return SharesTrainer(
                 client,
                 gatherer,
                 side_stream,
@@ -250,7 +267,6 @@ class Nccl(Transport):
                 Message(bucket_bytes, NCCL_MESSAGES),
                 lambda: (transports.own_address(), transports.free_port()),
             )
-            return transports.TrainerConnection(shares_trainer, client, side_stream)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         from rlmath.engines.transports.nccl_trainer import NcclTrainer
@@ -268,8 +284,7 @@ class Nccl(Transport):
             packed_num_buffers=NCCL_MESSAGES,
         )
         source = GatheredSource(gatherer, 0, side_stream)
-        trainer = NcclTrainer.trainer_init(info, client=client, source=source)
-        return transports.TrainerConnection(trainer, client, side_stream)
+        return NcclTrainer.trainer_init(info, client=client, source=source)
 
 
 def transport_named(name: str, options: Mapping[str, Any] | None = None) -> Transport:

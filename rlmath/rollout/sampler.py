@@ -462,7 +462,9 @@ class Sampler:
 
     def _shortage(self, counts: PoolCounts, trained: int) -> str:
         wanted = self._config.algorithm.prompts_per_step
-        if trained == wanted:
+        most_rounds = self._config.algorithm.filter.max_rounds
+        # With one round no group is replaced, so smaller steps are what was chosen.
+        if trained == wanted or (trained and most_rounds == 1):
             return ""
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(counts.dropped.items()))
         what = (
@@ -473,9 +475,8 @@ class Sampler:
             + ("; they are carried over to the next step" if counts.carried_over else "")
         )
         return (
-            f"{counts.requested} groups were sampled (algorithm.filter.max_rounds="
-            f"{self._config.algorithm.filter.max_rounds}); dropped: {reasons or 'none'}. The step "
-            f"{what}"
+            f"{counts.requested} groups were sampled (algorithm.filter.max_rounds={most_rounds}); "
+            f"dropped: {reasons or 'none'}. The step {what}"
         )
 
     # -- checkpoints ----------------------------------------------------------------------------

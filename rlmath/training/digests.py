@@ -74,12 +74,12 @@ def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
 
 
 def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
-    """The weights by tensor after an update; and which ranks have others than rank 0. Returns
-    Changes of each rank, with the parts that did not change."""
+    """The weights by tensor after an update; and which copies have others than rank 0's, by their
+    first rank. Returns changes of each rank, with the parts that did not change."""
     with monitor.phase("digests"):
         changes = actor.weights_changes()
     first, *others = (one.fingerprints for one in changes)
-    odd = [rank for rank, one in enumerate(others, 1) if one != first]
+    odd = [rank for rank, one in enumerate(others, 1) if one and one != first]
     digests = monitor.digests
     digests.add("weights", "tensors", list(first), list(map(of_number, first.values())))
     digests.odd_ranks = odd

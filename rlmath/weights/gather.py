@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.checkpoint.state import free_group
 from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora, adapter_shapes
@@ -197,12 +198,13 @@ class BucketGatherer:
         destination: int | None,
         routes: ExpertRoutes | None = None,
         names: Collection[str] | None = None,
+        keeps: bool = True,
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """Gather all buckets as Hugging Face tensors, in model order.
 
         Collective over ``parallel.group``: every rank must iterate to the end. Ranks other than the
-        destination get an empty list per bucket. The caller owns the tensors: they are not views of
-        parameters.
+        destination, and those that keep nothing, get an empty list per bucket. The caller owns the
+        tensors: they are not views of parameters.
 
         Args:
             destination: Global rank that gets the tensors; ``None``: all ranks of the group.
@@ -210,6 +212,8 @@ class BucketGatherer:
                 have their whole shape, with NaN where this rank needs nothing; or, with
                 ``routes.alone``, the shape of this rank's part, and are left out if it has none.
             names: Only these tensors, the same on all ranks; ``None``: all.
+            keeps: Without ``destination``: whether this rank wants tensors. If not, it has memory
+                for messages only.
         """
         if destination is not None and destination not in self.ranks:
             # The rank in another copy of the model (data parallel) serves it.
@@ -219,14 +223,31 @@ class BucketGatherer:
             metas = [meta for meta in self.tensors if meta.name in names]
             buckets = cut_into_buckets(metas, self._bucket_size_mib)
         following = iter(buckets)
-        pending = self._begin(next(following), destination, routes)
+        pending = self._begin(next(following), destination, routes, keeps)
         while pending is not None:
             # Messages are freed before the next ones start, and a bucket when the caller drops it:
             # ``rlmath.engines.transport`` relies on both.
             finished = [pending.finish()]
             bucket = next(following, None)
-            pending = None if bucket is None else self._begin(bucket, destination, routes)
+            pending = None if bucket is None else self._begin(bucket, destination, routes, keeps)
             yield finished.pop()
+
+    def gather_to_writer(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """Gather all buckets to global rank 0, while all ranks, those of other copies of the model
+        too, wait for it at each bucket.
+
+        Rank 0 may take as long as it wants for writing them all: ranks that ran ahead would wait in
+        NCCL, which ends their processes (``Platform.collective_timeout_s``).
+        """
+        arriving = self.gather(0)
+        for _ in self.buckets:
+            yield next(arriving, [])
+            self.wait_for_all()
+
+    def wait_for_all(self) -> None:
+        """Wait over gloo for all ranks, of other copies of the model too."""
+        if self.parallel.group is not None:
+            dist.barrier(group=free_group())
 
     @torch.no_grad()
     def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
@@ -354,23 +375,24 @@ class BucketGatherer:
 
     @torch.no_grad()
     def _begin(
-        self, bucket: Bucket, destination: int | None, routes: ExpertRoutes | None
+        self, bucket: Bucket, destination: int | None, routes: ExpertRoutes | None, keeps: bool
     ) -> _Pending:
         """Start a bucket's messages; returns the pending transfer."""
         me = self.parallel.global_rank
-        wanted = destination is None or destination == me
+        receives = destination is None or destination == me
+        keeps = keeps and receives
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
         pending = _Pending({}, {}, [], [])
-        if wanted:
+        if keeps:
             self._make_room(bucket, routes, pending)
         whole, group = pending.whole, self.parallel.group
         operations: list[dist.P2POp] = []
         of_experts = routes or ()
         to_all = [name for name in types if name not in of_experts]
         for source, runs in self._by_source(to_all, destination).items():
-            if source != me and not wanted:
+            if source != me and not receives:
                 continue
-            if source == me and wanted:
+            if source == me and keeps:
                 for run in runs:
                     run.of(whole[run.name]).copy_(self._local[run].values())
             if source == me and (destination == me or len(self.ranks) == 1):
@@ -379,7 +401,7 @@ class BucketGatherer:
             if source == me:
                 for run, part in parts:
                     part.copy_(self._local[run].values())
-            else:
+            elif keeps:
                 pending.received += parts
             if destination is None:
                 work = dist.broadcast(packed, source, group=group, async_op=True)
@@ -411,7 +433,7 @@ class BucketGatherer:
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
         exchange = routes.exchange(names)
         for name in names:
-            if not routes.alone and not routes.is_all_needed(name):
+            if name in pending.whole and not (routes.alone or routes.is_all_needed(name)):
                 pending.whole[name].fill_(math.nan)
         # Targets of each run's parts: a parameter is read once, perhaps from host memory.
         targets: dict[Run, list[tuple[Run, Tensor]]] = {}

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rlmath.errors import WeightsError
@@ -115,12 +114,11 @@ def save_to_hf(
         parts, shapes = file_tensors(spec), file_shapes(spec)
         announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
         with hf_folder_writer(folder, announced, source, shard_size_mib, overwrite) as writer:
-            tensors = itertools.chain.from_iterable(gatherer.gather(0))
+            tensors = itertools.chain.from_iterable(gatherer.gather_to_writer())
             for name, tensor in fuse_for_files(spec, tensors):
                 writer.add(name, tensor)
     else:
-        for _ in gatherer.gather(0):
+        for _ in gatherer.gather_to_writer():
             pass
-    if gatherer.parallel.group is not None:
-        # All ranks, not only this copy of the model: any of them may read the folder next.
-        dist.barrier()
+    # All ranks, not only this copy of the model: any of them may read the folder next.
+    gatherer.wait_for_all()

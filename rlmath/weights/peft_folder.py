@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -102,8 +101,7 @@ def save_adapters(
     tensors = {name: one.cpu() for bucket in gatherer.gather(destination=0) for name, one in bucket}
     if parallel.global_rank == 0:
         write_adapters(folder, lora, base_model, tensors)
-    if parallel.group is not None:
-        dist.barrier()
+    gatherer.wait_for_all()
 
 
 def config_problems(folder: str | Path, lora: Lora) -> list[str]:

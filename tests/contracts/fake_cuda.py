@@ -81,6 +81,9 @@ class FakeCuda:
         finally:
             self._here.stream = before
 
+    def set_stream(self, stream):
+        self._here.stream = stream
+
     def synchronize(self, *_):
         for stream in (*self.streams, self._comm):
             stream.synchronize()

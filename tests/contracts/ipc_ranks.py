@@ -60,8 +60,8 @@ class Source:
         self.tensors = [TensorMeta(f"t{i}", (256, 1024), torch.bfloat16) for i in range(6)]
         self.buckets = cut_into_buckets(self.tensors, 1)
 
-    def gather(self, destination, routes):
-        assert destination is None
+    def gather(self, destination, routes, keeps):
+        assert destination is None and keeps
         for bucket in self.buckets:
             yield [(t.meta.name, torch.zeros(t.meta.shape).bfloat16()) for t in bucket.tensors]
 
@@ -69,6 +69,8 @@ class Source:
 def rank_program(rank, store, answers):
     """One rank, from ``connect`` to the end of two updates."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    # Pipeline stages are in different numbers of Megatron's groups.
+    dist.new_group([0])
     patch = pytest.MonkeyPatch()
     FakeCuda().install(patch, "cpu")
     properties = SimpleNamespace(uuid=f"GPU-{rank}")
@@ -112,7 +114,8 @@ def main():
     answers = context.Queue()
     store = f"{sys.argv[1]}/store"
     ranks = [
-        context.Process(target=rank_program, args=(rank, store, answers)) for rank in range(RANKS)
+        context.Process(target=rank_program, args=(rank, store, answers), daemon=True)
+        for rank in range(RANKS)
     ]
     for rank in ranks:
         rank.start()

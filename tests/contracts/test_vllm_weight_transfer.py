@@ -60,7 +60,7 @@ class Tensors:
         self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
-    def gather(self, destination, routes):
+    def gather(self, destination, routes, keeps):
         for bucket in self.buckets:
             yield [(t.meta.name, self.values[t.meta.name]) for t in bucket.tensors]
 
@@ -225,6 +225,30 @@ def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(monkeypa
             for parameter in model.parameters():
                 parameter.add_(1)
     assert not cuda.races
+
+
+def test_a_rank_stays_on_its_stream_when_it_connects(monkeypatch, cuda):
+    """vLLM gives a thread that it has not seen on a stream a new one, and leaves it there: a rank's
+    later steps would run beside memory and gradients of the old one."""
+    from vllm.distributed.weight_transfer import nccl_engine
+    from vllm.utils import torch_utils
+
+    worker = join(monkeypatch, "nccl", cuda, "cpu")
+    a_gpu = SimpleNamespace(is_rocm=lambda: False, is_cuda=lambda: True)
+    monkeypatch.setattr("vllm.platforms.current_platform", a_gpu)
+    monkeypatch.setattr(torch_utils, "_current_stream_tls", SimpleNamespace())
+    monkeypatch.setattr(torch_utils, "prev_set_stream", cuda.set_stream)
+    monkeypatch.setattr(torch.cuda, "set_stream", torch_utils._patched_set_stream)
+    open_channel, streams = nccl_engine.open_trainer_endpoint, []
+
+    def open_as_vllm(info):
+        streams.append(torch_utils.current_stream())
+        return open_channel(info)
+
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", open_as_vllm)
+    connect(plan_for(worker, "nccl", 1), Tensors(awkward_tensors(0), 1), CUDA)
+    assert streams and streams[0] is not cuda.default
+    assert torch.cuda.current_stream() is cuda.default
 
 
 def rank_of(patch):

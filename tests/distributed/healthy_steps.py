@@ -27,7 +27,7 @@ from rlmath.actor.rank_step import RankStep, StepResult
 from rlmath.actor.value import ValueModel
 from rlmath.commands.drill.material import model_config
 from rlmath.commands.drill.shrink import shrink
-from rlmath.config.arithmetic import policy_updates, resolve_layout
+from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.groups import options
 from rlmath.config.schema import Device
 from rlmath.engines.requests import prompt_digest
@@ -50,10 +50,10 @@ from rlmath.training.checks.still_weights import (
 from rlmath.training.checks.unchanged import ChangedWeights
 from rlmath.training.metrics import update_metrics, value_metrics
 from rlmath.training.plan import plan_step
-from rlmath.training.rank_settings import actor_settings, value_model_settings
+from rlmath.training.rank_settings import training_ranks
 from rlmath.training.step_batch import StepBatch
 from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample
-from rlmath.weights.gather import BucketGatherer, WeightChanges
+from rlmath.weights.gather import WeightChanges
 from tests.distributed.rank_pool import RankPool
 
 # Standard deviations between the log-probs of engine and actor, in nats, by the lag.
@@ -88,17 +88,20 @@ def of(*settings, lag=0, model="Qwen2.5-0.5B"):
     return Case(model, (*PLAIN, *settings), lag)
 
 
-def on(*layout, model="Qwen2.5-0.5B"):
+def on(*layout, model="Qwen2.5-0.5B", layers=2):
     sizes = [f"actor.{one}" for one in layout]
     if not any(one.startswith("tensor_parallel") for one in layout):
         sizes.append("actor.tensor_parallel=1")
-    return Case(model, ("quickstart", *sizes, *TERMS))
+    return Case(model, ("quickstart", *sizes, *TERMS), layers=layers)
 
 
 TERMS = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0.001")
 # The smallest published model of each architecture.
 FAMILIES = {config["architectures"][0]: name for name, config in reversed(KNOWN.items())}
 LORA = ("lora.rank=4", "lora.alpha=8")
+# As on GPUs.
+OVERLAPPED = ("overlap_gradients=true", "overlap_param_gather=true", "logits=chunked")
+OFFLOADED = ("offload=all", "offload_in_backward=true")
 MOE = "Qwen3-30B-A3B"
 TRUNCATED = "algorithm.correction.kind=token_truncate"
 RECIPES = [*options("recipe"), *options("experiment")]
@@ -114,6 +117,11 @@ CASES = {
     "CP 2": on("context_parallel=2"),
     "TP 2, PP 2": on("tensor_parallel=2", "pipeline_parallel=2"),
     "TP 2, DP 2": on("tensor_parallel=2", "data_parallel=2"),
+    "DP 2, overlapped and offloaded": on("data_parallel=2", *OVERLAPPED, *OFFLOADED),
+    "PP 2, virtual stages, overlapped": on(
+        "pipeline_parallel=2", "virtual_stages=2", "data_parallel=2", *OVERLAPPED, layers=4
+    ),
+    "value model, offloaded": of("algorithm.advantage=gae", *(f"actor.{x}" for x in OFFLOADED)),
     "LoRA": on(*LORA),
     "LoRA TP 2": on("tensor_parallel=2", *LORA),
     "LoRA DP 2": on("data_parallel=2", *LORA),
@@ -254,17 +262,15 @@ class Seen:
 
 def on_rank(layout, platform, config, steps, lag, plant=None):
     """Train on this rank; ``plant`` is called with the worker after the first step."""
-    run_layout = resolve_layout(config, Device.cpu)
-    optimizer, temperature = config.actor.optimizer, config.rollout.temperature
-    settings = actor_settings(config, run_layout, optimizer, policy_updates(config), temperature)
+    settings = training_ranks(config, resolve_layout(config, Device.cpu))
     actor = MegatronActor(settings, layout, platform)
-    of_values = value_model_settings(config, settings)
+    of_values = settings.value
     value_model = None if of_values is None else ValueModel(of_values, layout, platform)
     worker = SimpleNamespace(actor=actor, value_model=value_model)
     frozen = has_frozen_weights(config)
     if frozen:
         begin(worker)
-    gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, merge=actor.merger())
+    gatherer = actor.gatherer(merge=actor.merger(), read=actor.device_state.read)
     seen = []
     for step in range(1, steps + 1):
         if plant is not None and step == 2:
@@ -294,6 +300,9 @@ def on_rank(layout, platform, config, steps, lag, plant=None):
             actor.renew_reference(share)
         moved = compare_again(worker) if frozen else []
         seen.append(Seen(StepResult(tokens, values, policy), gatherer.changes(), moved))
+        for model in (actor, value_model):
+            if model is not None:
+                model.release()
     # Plain bytes: a pipe gives each tensor a file descriptor.
     return pickle.dumps(seen)
 

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.utils import _DistWrapper
 
 from rlmath.actor import parallel
 from rlmath.actor.model import ModelSettings
@@ -22,6 +23,7 @@ from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
 from rlmath.checkpoint.state import load_model, save_model
+from rlmath.checkpoint.writer import background_group
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -316,6 +318,26 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(ranks, tin
         assert found is not None and found.path == first
         said_and_lr = ranks.run(TP2, run_load_with, tiny_model, {}, str(found.path))
         assert {said for said, _ in said_and_lr} == {""}
+
+
+def run_exchanges(layout, platform, model, folder):
+    """Whether ranks exchange the plans of a load, and wait for what others read, over gloo."""
+    actor = build(layout, platform, model)
+    save_model(actor, folder)
+    groups = []
+
+    def exchange(group, *given):
+        groups.append(group)
+        return _DistWrapper(group, *given)
+
+    with mock.patch("torch.distributed.checkpoint.state_dict_loader._DistWrapper", exchange):
+        load_model(actor, folder)
+    return [group is background_group() for group in groups]
+
+
+def test_ranks_that_read_at_different_speeds_wait_over_gloo(ranks, tiny_model, tmp_path):
+    """NCCL would end the first after 600 s."""
+    assert ranks.run(DP2, run_exchanges, tiny_model, str(tmp_path)) == [[True]] * 2
 
 
 def run_unsaveable(layout, platform, model, which):

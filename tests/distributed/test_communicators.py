@@ -15,6 +15,7 @@ from rlmath.actor.stops import Stops
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.writer import background_group
 from rlmath.model.parallel import Layout
+from tests.support.actors import build, make_batch
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -51,7 +52,7 @@ def start(layout, reads=lambda: None):
 
 def start_until_model(layout, _):
     """Names of Megatron's groups without a collective when the model is built, and the ranks
-    with which it exchanged messages, in batches or one by one."""
+    with which it exchanged messages, in batches or one by one, and by which group."""
     used = Counter()
     sent = []
 
@@ -66,10 +67,11 @@ def start_until_model(layout, _):
 
     exchange = communicators._exchange
 
-    def exchanging(group, device, batched):
-        members = dist.get_process_group_ranks(group)
-        exchange(group, device, batched)
-        sent.extend((rank, batched) for rank in members if rank != dist.get_rank())
+    def exchanging(ring, device, batched, by=None):
+        members = dist.get_process_group_ranks(ring)
+        exchange(ring, device, batched, by)
+        through = "own" if by is None else len(dist.get_process_group_ranks(by))
+        sent.extend((rank, batched, through) for rank in members if rank != dist.get_rank())
 
     with (
         counting("all_reduce"),
@@ -91,8 +93,8 @@ def start_until_model(layout, _):
     ("layout", "neighbors_of_0"),
     [
         (Layout(2, 1, 2), set()),
-        (Layout(1, 2, 1, context_parallel=2), {(1, True), (2, True)}),
-        (Layout(1, 2, 2, virtual_stages=2), {(2, False)}),
+        (Layout(1, 2, 1, context_parallel=2), {(1, True, "own"), (2, True, "own")}),
+        (Layout(1, 2, 2, virtual_stages=2), {(2, False, "own"), (2, False, 4)}),
     ],
 )
 def test_each_group_has_collectives_before_the_model_is_built(ranks, layout, neighbors_of_0):
@@ -101,21 +103,62 @@ def test_each_group_has_collectives_before_the_model_is_built(ranks, layout, nei
     assert set(found[0][1]) == neighbors_of_0
 
 
+def run_messages(layout, platform, model):
+    """Pairs of ranks that exchange messages, and by which group, at the start and in a pass."""
+    send, used = dist.ProcessGroup.send, set()
+
+    def sending(group, tensors, to, tag):
+        members = dist.get_process_group_ranks(group)
+        used.add((tuple(members), frozenset((dist.get_rank(), members[to]))))
+        return send(group, tensors, to, tag)
+
+    actor = build(layout, platform, model)
+    with mock.patch.object(dist.ProcessGroup, "send", sending):
+        communicators.open_communicators(layout, platform)
+        opened = set(used)
+        used.clear()
+        actor.log_probs(make_batch())
+    return opened, used
+
+
+def test_virtual_stages_send_by_open_communicators(ranks, models):
+    """Megatron sends by two groups where there are two stages."""
+    groups = set()
+    for opened, used in ranks.run(Layout(1, 2, 2, virtual_stages=2), run_messages, models["tied"]):
+        assert used <= opened
+        groups |= {members for members, _ in used}
+    assert groups == {(0, 2), (1, 3), (0, 1, 2, 3)}
+
+
+def run_build(layout, platform, model):
+    """Groups in which a rank waits between reading the weights and the next exchange."""
+    waits = []
+    with (
+        mock.patch("megatron.core.optimizer.get_megatron_optimizer", side_effect=ModelIsBuilt),
+        mock.patch.object(dist, "barrier", lambda group=None: waits.append(group)),
+        pytest.raises(ModelIsBuilt),
+    ):
+        build(layout, platform, model)
+    return [group is background_group() for group in waits]
+
+
+def test_ranks_that_read_weights_at_different_speeds_meet_over_gloo(ranks, models):
+    """NCCL would end the first after 600 s."""
+    assert ranks.run(Layout(1, 1, 2), run_build, models["untied"]) == [[True]] * 2
+
+
 def read_late(layout, _):
     """Start where one rank reads for longer than a collective may take."""
-    groups = (dist.group.WORLD, background_group())
 
-    def connect(*_):
-        for group in groups:
-            group.set_timeout(timedelta(seconds=1))
+    def open_impatient(*_):
+        background_group().set_timeout(timedelta(seconds=1))
         return communicators.Communicators()
 
     def reads():
         time.sleep(2.5 * dist.get_rank())
-        for group in groups:
-            dist.barrier(group=group)
+        dist.barrier(group=background_group())
 
-    with mock.patch.object(communicators, "open_communicators", connect):
+    with mock.patch.object(communicators, "open_communicators", open_impatient):
         start(layout, reads)
 
 

@@ -23,6 +23,8 @@ SIGMOID = "MoE, sigmoid, EP 2"
         # test_plugins_run.py.
         *(pytest.param(name, marks=pytest.mark.long) for name in ("continuous", "distill")),
         "tools, value model",
+        "DP 2, overlapped and offloaded",
+        pytest.param("PP 2, virtual stages, overlapped", marks=pytest.mark.long),
         SIGMOID,
     ],
 )

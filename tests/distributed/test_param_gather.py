@@ -28,6 +28,7 @@ from rlmath.model.parallel import Layout
 from tests.distributed.late_gathers import late_gathers, set_under_way
 from tests.distributed.test_overlap import in_small_buckets
 from tests.support.actors import UPDATE, build, make_batch, with_log_probs
+from tests.support.models import make_glm, make_hybrid, make_latent
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 SETTINGS = ModelSettings(torch.bfloat16, sequence_parallel=True, logits="chunked")
@@ -276,6 +277,28 @@ def run_unwaited(layout, platform, model, batch):
 def test_a_forward_pass_that_does_not_wait_shows(ranks, models):
     batch = with_log_probs(make_batch())
     assert ranks.run(Layout(1, 1, 2), run_unwaited, models["untied"], batch) == [True, True]
+
+
+def run_calls(layout, platform, model):
+    """Modules that have weights, and that a forward pass does not call."""
+    actor = build(layout, platform, model, model=SETTINGS)
+    left = {
+        one: name
+        for name, one in actor.module.named_modules()
+        if any(True for _ in one.parameters(recurse=False))
+    }
+    assert len(left) > 10
+    for one in left:
+        one.register_forward_pre_hook(lambda module, _: left.pop(module, None) and None)
+    actor.log_probs(make_batch())
+    return list(left.values())
+
+
+@pytest.mark.parametrize("make", [make_hybrid, make_glm, make_latent])
+def test_a_pass_calls_every_module_with_weights(ranks, make, tmp_path):
+    """Megatron waits for a gather when a module is called, and not when another reads its
+    weights."""
+    assert ranks.run(Layout(1, 1, 1), run_calls, make(tmp_path)) == [[]]
 
 
 def run_gathers(layout, platform, model, batch):

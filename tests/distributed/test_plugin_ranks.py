@@ -2,6 +2,7 @@
 
 import pytest
 
+from rlmath.commands.plugin_test import ranks
 from rlmath.commands.plugin_test.ranks import check_ranks, update_with
 from rlmath.plugins import loading
 from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
@@ -45,9 +46,10 @@ def wrong(own_plugins, tmp_path):  # noqa: F811
     loading.use(str(file))
 
 
-# Invariants without ranks: tests/unit/plugins/test_plugin_invariants.py.
-@pytest.mark.long
-def test_parts_of_the_layout_are_caught(wrong, tmp_path):
+# Ranks of each layout take most of the time to start.
+@pytest.mark.parametrize("layouts", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_parts_of_the_layout_are_caught(wrong, tmp_path, monkeypatch, layouts):
+    monkeypatch.setattr(ranks, "LAYOUTS", dict(list(ranks.LAYOUTS.items())[:layouts]))
     updates = {name: update_with(**parts) for name, parts in (RIGHT | WRONG).items()}
     found = {(name, one.invariant): one for name, one in check_ranks(updates, tmp_path)}
     assert len(found) == 15

@@ -436,7 +436,7 @@ def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case
     import transformers
 
     target = tmp_path / "saved"
-    ranks.call("save", str(folders[family]), case, str(target))
+    waits = ranks.call("save", str(folders[family]), case, str(target))
     written, given = (
         load_file(folder / "model.safetensors") for folder in (target, folders[family])
     )
@@ -446,6 +446,9 @@ def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case
     model = transformers.AutoModelForCausalLM.from_pretrained(target)
     assert model.config.tie_word_embeddings == (family == "qwen2_tied")
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    # No rank runs ahead of the one that writes: NCCL would end it after 600 s.
+    buckets = waits[0][0]
+    assert buckets > 2 and waits == [(buckets, [True] * (buckets + 1))] * 4
 
 
 @pytest.mark.parametrize(

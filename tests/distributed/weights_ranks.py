@@ -10,6 +10,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -310,6 +311,10 @@ def round_trip(folder, case, bucket_size_mib):
     to_rank_0 = dict(pair for bucket in gatherer.gather(0) for pair in bucket)
     assert not gatherer.find_drift()
     to_all = dict(pair for bucket in gatherer.gather(None) for pair in bucket)
+    buckets = gatherer.gather(None, keeps=dist.get_rank() == 0)
+    kept = dict(pair for bucket in buckets for pair in bucket)
+    assert kept.keys() == to_rank_0.keys()
+    assert all(map(torch.equal, kept.values(), to_rank_0.values()))
     embedding = next(
         (p for c in chunks for n, p in c.named_parameters() if "word_embeddings" in n), None
     )
@@ -606,9 +611,15 @@ def _forward(model, tokens, positions, mask, packed):
 
 
 def save(folder, case, target):
+    """Number of buckets, and whether it is by gloo alone, of each time that this rank waits for all
+    others."""
+    from rlmath.checkpoint.writer import background_group
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import save_to_hf
 
     chunks, spec, parallel = _load(folder, case)
     gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib=0.05)
-    save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)
+    with mock.patch.object(dist, "barrier", wraps=dist.barrier) as wait:
+        save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)
+    groups = [call.kwargs.get("group") for call in wait.call_args_list]
+    return len(gatherer.buckets), [group is background_group() for group in groups]

@@ -12,6 +12,7 @@ from rlmath.errors import UserError
 
 if TYPE_CHECKING:
     from rlmath.commands.drill.shrink import Shrunk
+    from rlmath.config.schema import Config
 
 STEPS = 8
 
@@ -27,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="FAULT[,FAULT]", help="only these faults; see --list")
     add("--list", action="store_true", help="list the faults and exit")
     add("--check", action="store_true", help="show what is shrunk, check the settings, and exit")
+    add(
+        "--as-is",
+        action="store_true",
+        help="shrink nothing: the run's own model, problems and layout, on this machine or cluster",
+    )
     add("--json", metavar="FILE", help="write the outcomes to this file")
     add(
         "--markdown",
@@ -77,24 +83,50 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
     from rlmath.commands.drill.shrink import shrink
     from rlmath.errors import ConfigError
 
-    shrunk = shrink(arguments.settings, folder, arguments.config_dir, STEPS)
-    problems = problems_of(shrunk)
-    if problems:
-        raise ConfigError.of(problems)
+    shrunk = None
+    if arguments.as_is:
+        config = _as_is(arguments, folder)
+    else:
+        shrunk = shrink(arguments.settings, folder, arguments.config_dir, STEPS)
+        config = shrunk.config
+        if problems := problems_of(shrunk):
+            raise ConfigError.of(problems)
     # Importing torch takes seconds; errors of the settings come first.
     from rlmath.commands.drill.catalog import select
 
     faults = select(arguments.only)
-    print("\n".join(shrunk.notes), flush=True)
+    print("\n".join(shrunk.notes if shrunk else [f"model: {config.model.path}"]), flush=True)
     if arguments.check:
         return 0
+    from rlmath.commands.drill.material import write_material
     from rlmath.commands.drill.runner import run_drill
 
-    outcomes = run_drill(shrunk, faults, folder, lambda one: print(table.line(one), flush=True))
+    if shrunk is not None:
+        write_material(shrunk)
+    outcomes = run_drill(config, faults, folder, lambda one: print(table.line(one), flush=True))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(table.as_plain(outcomes), indent=1) + "\n")
     print(f"\n{table.markdown(outcomes) if arguments.markdown else table.summary(outcomes)}")
     return 0 if all(one.fired or one.skipped for one in outcomes) else 1
+
+
+def _as_is(arguments: argparse.Namespace, folder: Path) -> Config:
+    """The configuration as ``rlmath train`` would take it, but for the folder of its run."""
+    from rlmath.checks.run import check
+    from rlmath.commands.drill.shrink import as_override
+    from rlmath.config.load import load
+    from rlmath.config.quoting import path_override
+    from rlmath.config.settings import replace_values
+
+    run_dir = folder / "run"
+    apart = {"runner.run_dir": str(run_dir), "runner.resume": "never", "runner.save_every": 0}
+    words = [as_override(word, arguments.config_dir) for word in arguments.settings]
+    if not any(word.startswith(("experiment=", "runner.run_dir=")) for word in words):
+        words.append(path_override("runner.run_dir", run_dir))
+    # Not as overrides: the quickstart's model is below its own folder.
+    config = replace_values(load(words, arguments.config_dir), apart)
+    check(config)
+    return config
 
 
 def problems_of(shrunk: Shrunk) -> list[str]:

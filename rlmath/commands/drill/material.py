@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlmath.commands.drill.shrink import Shrunk
 from rlmath.config.schema import Config, DataConfig
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny_tokenizer import ASSISTANT, USER, build_tokenizer
+from rlmath.quickstart.problems import write_rows
 from rlmath.types import Problem
 
 PROBLEMS = 256
@@ -30,15 +32,21 @@ _STAGES = ((150, 32, 32), (40, 8, None))
 _LR = 2e-3
 
 
-def rows(data: DataConfig, hint: str = "") -> list[dict[str, Any]]:
+def write_material(shrunk: Shrunk) -> list[Problem]:
+    """Write the problems and the model of shrunk settings. Returns the problems, as a run reads
+    them."""
+    config = shrunk.config
+    write_rows(Path(config.data.train_paths[0]), rows(config.data))
+    return make_model(Path(config.model.path), shrunk.model, config)
+
+
+def rows(data: DataConfig) -> list[dict[str, Any]]:
     """Problems in the user's fields: a number's remainder by four, which is mostly 1. ``data``:
-    names of the fields, and whether a chat template is applied. ``hint``: appended to the prompt,
-    with ``{answer}`` in it."""
+    names of the fields, and whether a chat template is applied."""
     found = []
     for number in _numbers():
         answer = str(number % DIGITS)
         text = f"{PREFACE}What is the remainder of {number} divided by four?"
-        text += hint.format(answer=answer)
         prompt = text if data.apply_chat_template else f"{USER}{text}{ASSISTANT}"
         found.append({data.prompt_key: prompt, data.answer_key: f"\\boxed{{{answer}}}"})
     return found

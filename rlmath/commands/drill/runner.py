@@ -18,16 +18,12 @@ from pathlib import Path
 
 from rlmath.algorithms.filters import EVERY_GROUP
 from rlmath.commands.drill.fault import Fault, Scene
-from rlmath.commands.drill.material import make_model, rows
-from rlmath.commands.drill.shrink import Shrunk
 from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config
-from rlmath.data import load_problems, load_tokenizer
-from rlmath.data.mixture import stream_of
+from rlmath.data import load_tokenizer
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Listeners, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
-from rlmath.quickstart.problems import write_rows
 from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import sync_weights
@@ -39,6 +35,7 @@ from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.opening import open_training
+from rlmath.training.problems import open_problems
 from rlmath.training.step import StepParts, train_step
 
 HEALTHY_STEPS = 4
@@ -65,12 +62,9 @@ class Outcome:
 
 
 def run_drill(
-    shrunk: Shrunk, faults: Sequence[Fault], folder: Path, say: Callable[[Outcome], None]
+    config: Config, faults: Sequence[Fault], folder: Path, say: Callable[[Outcome], None]
 ) -> list[Outcome]:
     """Plant each fault, after a healthy run."""
-    config = shrunk.config
-    write_rows(Path(config.data.train_paths[0]), rows(config.data))
-    make_model(Path(config.model.path), shrunk.model, config)
     found: list[Outcome] = []
     with open_training(config) as started:
         drill = Drill(Scene(config, started, folder))
@@ -167,10 +161,7 @@ class Drill:
     def _run(self, folder: Path, listeners: Listeners) -> Iterator[_Run]:
         """A run that begins: all that an earlier one has changed is as at the start."""
         config, started = self._scene.config, self._scene.run
-        data = config.data
-        tokenizer = load_tokenizer(config.model.path)
-        problems, _ = load_problems(data.train_paths, data, tokenizer)
-        stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
+        stream, _ = open_problems(config, load_tokenizer(config.model.path))
         self._reset()
         runner = dataclasses.replace(config.runner, run_dir=str(folder))
         with open_monitor(folder, runner, config.runner.steps, listeners=listeners) as monitor:

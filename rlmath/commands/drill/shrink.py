@@ -56,7 +56,7 @@ def shrink(
     """Shrink a configuration. Raises UserError: the settings cannot be composed, or the model is
     not known. ``config_dir``: see :func:`rlmath.config.load.compose_settings`. ``lr_factor``:
     factor of the learning rate, as a function of it; ``None``: 1."""
-    given = [_as_override(word, config_dir) for word in words]
+    given = [as_override(word, config_dir) for word in words]
     base = [path_override("runner.run_dir", folder / "run")]
     if not any(one.startswith("model.path=") for one in given):
         base += _model_if_none(given, config_dir)
@@ -80,7 +80,7 @@ def shrink(
     return Shrunk(composed.config, small, tuple(notes), changed, factor)
 
 
-def _as_override(word: str, config_dir: str | None) -> str:
+def as_override(word: str, config_dir: str | None) -> str:
     """``quickstart`` is ``experiment=quickstart``, and ``dapo`` is ``recipe=dapo``."""
     if "=" in word:
         return word

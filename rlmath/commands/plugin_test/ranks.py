@@ -50,17 +50,19 @@ def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str,
         make_tiny_model(model, seed=0)
     batch = made_batch()
     with ray_session(ClusterConfig(object_store_mib=80)):
-        alone = _update_twice(_ALONE, model, folder / "alone", batch, updates)
         order = torch.randperm(_SEQUENCES, generator=torch.Generator().manual_seed(0)).tolist()
         whole = {
             name: dataclasses.replace(one, plan=dataclasses.replace(one.plan, minibatches=1))
             for name, one in updates.items()
         }
-        wanted = _update_twice(_ALONE, model, folder / "whole", batch, whole)
-        moved = _update_twice(_ALONE, model, folder / "moved", batch.select(order), whole)
+        with _ranks(_ALONE, model, folder / "alone") as group:
+            alone = _update_twice(group, batch, updates)
+            wanted = _update_twice(group, batch, whole)
+            moved = _update_twice(group, batch.select(order), whole)
         problems: dict[str, list[str]] = {name: [] for name in updates}
         for number, (case, layout) in enumerate(LAYOUTS.items()):
-            found = _update_twice(layout, model, folder / str(number), batch, updates)
+            with _ranks(layout, model, folder / str(number)) as group:
+                found = _update_twice(group, batch, updates)
             for name in updates:
                 problems[name] += _differences(case, found[name][0], alone[name][0])
     for name, (first, again) in alone.items():
@@ -118,14 +120,9 @@ def update_with(
     return Update(made, AdvantageSettings(advantage or AdvantageSettings.name))
 
 
-def _update_twice(
-    layout: tuple[Layout, int],
-    model: Path,
-    logs: Path,
-    batch: TrainingBatch,
-    updates: dict[str, Update],
-) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
-    """Metrics of each minibatch of each update, done twice; the weights stay as they are."""
+@contextlib.contextmanager
+def _ranks(layout: tuple[Layout, int], model: Path, logs: Path) -> Iterator[ActorGroup]:
+    """Ranks of a layout, with the tokens of a micro-batch; their weights stay as they are."""
     settings = ActorSettings(
         model_path=str(model),
         model=ModelSettings(torch.float32, sequence_parallel=layout[0].tensor_parallel > 1),
@@ -140,10 +137,17 @@ def _update_twice(
         stack.callback(group.shutdown)
         group.launch()
         group.wait_until_ready()
-        return {
-            name: (_minibatches(group, batch, update), _minibatches(group, batch, update))
-            for name, update in updates.items()
-        }
+        yield group
+
+
+def _update_twice(
+    group: ActorGroup, batch: TrainingBatch, updates: dict[str, Update]
+) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
+    """Metrics of each minibatch of each update, done twice."""
+    return {
+        name: (_minibatches(group, batch, update), _minibatches(group, batch, update))
+        for name, update in updates.items()
+    }
 
 
 def _minibatches(group: ActorGroup, batch: TrainingBatch, update: Update) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlmath.commands.drill.material import make_model, rows
+from rlmath.commands.drill.material import write_material
 from rlmath.commands.drill.shrink import Shrunk
 from rlmath.commands.recipe_test.band import LAST_STEPS, Band, reward_of
 from rlmath.commands.recipe_test.reads import unread, watch_reads
@@ -14,7 +14,6 @@ from rlmath.config.schema import Config
 from rlmath.config.settings import replace_values
 from rlmath.errors import UserError
 from rlmath.monitor.digests import read_digests
-from rlmath.quickstart.problems import write_rows
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
     ``band``: expected mean reward of the last steps; ``None``: none is stored."""
     config = shrunk.config
-    write_rows(Path(config.data.train_paths[0]), rows(config.data))
-    make_model(Path(config.model.path), shrunk.model, config)
+    write_material(shrunk)
     steps, half = config.runner.steps, config.runner.steps // 2
     straight = _run_settings(config, folder / "straight", save_every=half)
     reads = watch_reads(straight)

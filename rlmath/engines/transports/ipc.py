@@ -8,7 +8,6 @@ gathering of the next bucket.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -19,16 +18,30 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransfer
 from rlmath.engines.transports.client import EngineClient
 from rlmath.engines.transports.vllm_source import GatheredSource
 
+# By the ranks that serve an engine, their process group through host memory.
+_groups: dict[tuple[int, ...], Any] = {}
 
-@functools.cache
-def rank_group(ranks: tuple[int, ...]) -> Any:
-    """The process group of some ranks, through host memory; only they call this. Cached, because
-    torch gives a recreated group the old one's name, and with it the old addresses."""
-    return dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
+
+def engine_group(ranks: tuple[int, ...]) -> Any:
+    """The process group of the ranks that serve this rank's engine; ``None`` if there are not two.
+
+    Collective over all ranks, which make the groups of all engines in one order. torch would name a
+    group that only its members make by how many groups each of them is in, and they would wait for
+    each other under different names: only a first pipeline stage is in Megatron's group of position
+    embeddings, and only a first and a last one in that of embeddings.
+    """
+    if not dist.is_initialized():
+        return None
+    everyone: list[tuple[int, ...]] = [() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, ranks)
+    for of_engine in sorted(set(everyone)):
+        if len(of_engine) > 1 and of_engine not in _groups:
+            _groups[of_engine] = dist.new_group(list(of_engine), backend="gloo")
+    return _groups.get(ranks)
 
 
 class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
-    """A trainer rank's end of the connection.
+    """A trainer rank's end of the connection. Construction is collective over all ranks.
 
     Args:
         client: This rank's engine, if it is the one that calls it; otherwise no engine.
@@ -53,7 +66,7 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
             packed=True,
             packed_buffer_size_bytes=buffer_bytes,
         )
-        self._group = rank_group(ranks) if len(ranks) > 1 else None
+        self._group = engine_group(ranks)
         self._group_size = len(ranks)
         if self.is_sender:
             client.init_weight_transfer_engine({"packed": True})

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from rlmath.device.nvidia import current_gpu_uuid
 from rlmath.errors import ComponentError, WeightsError
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 
@@ -23,19 +24,16 @@ if TYPE_CHECKING:
 class WorkerPlace:
     """An engine worker's description of itself."""
 
-    gpu: str  # Its GPU's UUID, by which it finds a handle.
+    gpu: str  # Its GPU's UUID.
     # Its share of the experts; None if there are none, or it is unknown.
     experts: ExpertShare | None
 
 
 def worker_place(worker: Any) -> WorkerPlace:
     """Runs in a vLLM worker."""
-    import torch
-
     from rlmath.engines.transports.engine_parts import expert_share
 
-    gpu = str(torch.cuda.get_device_properties(worker.device.index).uuid)
-    return WorkerPlace(gpu, expert_share(worker.model_runner.get_model()))
+    return WorkerPlace(current_gpu_uuid(), expert_share(worker.model_runner.get_model()))
 
 
 def serving_ranks(
@@ -60,14 +58,6 @@ def serving_ranks(
             )
         served.append(tuple(rank_of[gpu] for gpu in gpus))
     return served
-
-
-def rank_gpu() -> str:
-    """UUID of this process's GPU."""
-    import torch
-
-    device = torch.accelerator.current_device_index()
-    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:

@@ -20,7 +20,7 @@ class GatheredSource(WeightSource):
         destination: Global rank that gets the tensors; ``None``: every rank.
         side_stream: Stream on which buckets are gathered. vLLM reads them on its own streams, and
             may use another for the next bucket.
-        routes: As in ``BucketGatherer.gather``.
+        routes: As in ``BucketGatherer.gather``; likewise ``keeps``.
     """
 
     def __init__(
@@ -29,11 +29,13 @@ class GatheredSource(WeightSource):
         destination: int | None,
         side_stream: SideStream,
         routes: ExpertRoutes | None = None,
+        keeps: bool = True,
     ) -> None:
         self._gatherer = gatherer
         self._destination = destination
         self._side_stream = side_stream
         self._routes = routes
+        self._keeps = keeps
 
     def metadata(self) -> list[ParamMeta]:
         """Name, type and shape of each tensor, in the order of iteration; no communication."""
@@ -46,7 +48,7 @@ class GatheredSource(WeightSource):
 
         Yielded tensors are not referenced, so their memory is freed when vLLM drops them.
         """
-        buckets = self._gatherer.gather(self._destination, self._routes)
+        buckets = self._gatherer.gather(self._destination, self._routes, keeps=self._keeps)
         while True:
             with self._side_stream.queue():
                 bucket = next(buckets, None)

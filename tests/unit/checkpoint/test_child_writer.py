@@ -118,7 +118,7 @@ def test_the_copies_are_freed_when_they_are_written(monkeypatch, tmp_path):
     copies = Copies()
     alive, writes = weakref.ref(copies), [copies.write]
     monkeypatch.setattr("rlmath.checkpoint.state._last", None)
-    monkeypatch.setattr("rlmath.checkpoint.state._free_group", lambda: None)
+    monkeypatch.setattr("rlmath.checkpoint.state.free_group", lambda: None)
     monkeypatch.setattr("rlmath.checkpoint.state._prepare_save", lambda *_, **__: writes.pop())
     pending = begin_saves({"actor": Mock()}, tmp_path)
     del copies

@@ -5,8 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import rlmath.checkpoint.optimizer_prints as prints
 from rlmath.checkpoint.manifest import BrokenCheckpoint
-from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
+from rlmath.checkpoint.optimizer_prints import (
+    check_prints,
+    checksum,
+    optimizer_prints,
+    save_prints,
+)
 from rlmath.checkpoint.optimizer_state import load_optimizer_state
 
 
@@ -32,6 +38,20 @@ def test_optimizer_state_that_was_not_restored_is_named(tmp_path):
     scheduler.num_steps = 0
     with pytest.raises(BrokenCheckpoint, match="step of the learning-rate schedule of 1 differ"):
         check_prints(tmp_path, 1, optimizer_prints(optimizer, scheduler), same_layout=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32], ids=str)
+def test_checksum_has_a_part_in_64_bits_at_a_time(dtype, monkeypatch):
+    """A teacher's engine has filled its GPU: an embedding as int64 does not fit beside it."""
+    monkeypatch.setattr(prints, "_ELEMENTS_AT_ONCE", 2000)
+    values = torch.randn(64, 1000).to(dtype)
+    whole = values.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[values.element_size()])
+    for one, bits in ((values.t(), whole), (values[0, 0], whole[0, 0])):
+        assert checksum(one) == int(bits.to(torch.int64).sum())
+    with torch.profiler.profile(profile_memory=True) as found:
+        checksum(values)
+    sizes = [one.cpu_memory_usage for one in found.events()]
+    assert 2000 * 8 <= max(sizes) < 2 * 2000 * 8
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from rlmath import device
 from rlmath.cluster.nodes import refuse_idle_gpus
@@ -13,6 +14,17 @@ def test_triton_runs_on_gpus_where_it_is_installed(monkeypatch, installed):
     assert not CPU.runs_triton
     # The rank of a dry run believes that it is on a GPU, and computes nothing.
     assert not Platform("cuda", "fake", "local").runs_triton
+
+
+@pytest.mark.parametrize(
+    ("capability", "size", "batched"),
+    [((9, 0), 2, True), ((9, 0), 4, False), ((10, 0), 2, False)],
+)
+def test_context_ranks_send_as_in_transformer_engine(monkeypatch, capability, size, batched):
+    """``AttnFuncWithCPAndKVP2P``: two ranks in one call, except on Blackwell."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    platform = Platform("cuda", "nccl", "transformer_engine")
+    assert platform.batches_context_messages(size) == batched
 
 
 def test_driver_of_a_cluster_needs_no_gpu(monkeypatch):

@@ -93,6 +93,13 @@ def test_a_step_is_no_longer_than_all_sequences_together(gpu_spec):
     assert cuda_arguments(small)["max_num_batched_tokens"] == 32 * 128
 
 
+def test_an_engine_that_starts_again_is_not_refused_for_memory_that_ranks_took_since(gpu_spec):
+    assert cuda_arguments(gpu_spec)["gpu_memory_utilization"] == gpu_spec.gpu_memory_utilization
+    again = cuda_arguments(replace(gpu_spec, kv_cache_bytes=7 * 2**30))
+    assert again["kv_cache_memory_bytes"] == 7 * 2**30
+    assert 0 < again["gpu_memory_utilization"] < 0.05
+
+
 def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec):
     environment = gpu_spec.environment()
     assert environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"

@@ -73,8 +73,12 @@ def test_too_few_groups(collector):
     sampled = sample(sampler_of(*one_round), 1, collector)
     assert sampled.groups == () and "mean_out_of_range" in sampled.shortage
     assert "was skipped" in sampled.shortage and len(sampled.finished) == 4
-    some = sample(sampler_of("filter.keep=variance", "filter.max_rounds=1"), 1, collector)
+    better = ("filter.keep=mean_range", "filter.options.low=0.6", "filter.options.high=1")
+    some = sample(sampler_of(*better, "filter.max_rounds=2"), 1, collector)
     assert 0 < len(some.groups) < 4 and "instead of prompts_per_step=4" in some.shortage
+    # One round asks for smaller steps.
+    fewer = sample(sampler_of("filter.keep=variance", "filter.max_rounds=1"), 1, collector)
+    assert 0 < len(fewer.groups) < 4 and fewer.shortage == ""
 
 
 def test_a_penalty_counts_before_the_filter(collector):

@@ -1,7 +1,11 @@
+import contextlib
 import json
 import os
 import subprocess
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.tiny import tiny_config
 from rlmath.validation.convert import check_export_target
-from rlmath.weights import model_folder
-from rlmath.weights.buckets import view_in_buffer
+from rlmath.weights import gather, megatron, model_folder
+from rlmath.weights.buckets import TensorMeta, view_in_buffer
+from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, generation_config, hf_folder_writer
 from rlmath.weights.model_folder import Foreign, check_target, foreign_entries
 from rlmath.weights.pieces import expert_tensors
@@ -364,3 +369,38 @@ def test_each_rank_writes_its_own_experts_and_sends_nothing(monkeypatch, ranks):
     # The first rank has the first experts of every layer.
     own = {name for name, expert in experts.items() if expert < spec.experts // ranks}
     assert written == own and len(own) * ranks == len(experts)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_wait_outside_nccl_until_a_bucket_is_on_the_disk(monkeypatch, rank):
+    """A message or barrier of NCCL ends the run after 10 minutes, and a disk may need longer."""
+    events = []
+    metas = [TensorMeta(name, (2,), torch.float32) for name in "abc"]
+
+    def gather_buckets(destination):
+        for number, names in enumerate(("ab", "c")):
+            events.append(f"gather {number}")
+            yield [(name, torch.zeros(2)) for name in names if destination == rank]
+
+    @contextlib.contextmanager
+    def writer(*_):
+        yield SimpleNamespace(add=lambda name, _: events.append(f"write {name}"))
+        events.append("write the rest")
+
+    group = object()
+    monkeypatch.setattr(gather, "free_group", lambda: group)
+    monkeypatch.setattr(dist, "barrier", lambda group: events.append(group))
+    monkeypatch.setattr(megatron, "hf_folder_writer", writer)
+    monkeypatch.setattr(megatron, "file_tensors", lambda _: {name: (name,) for name in "abc"})
+    monkeypatch.setattr(megatron, "file_shapes", lambda _: dict.fromkeys("abc", (2,)))
+    monkeypatch.setattr(megatron, "fuse_for_files", lambda _, tensors: tensors)
+    parallel = SimpleNamespace(global_rank=rank, group=object())
+    gatherer = Mock(spec=BucketGatherer, parallel=parallel, tensors=metas, buckets=[1, 2])
+    gatherer.gather = gather_buckets
+    gatherer.wait_for_all = partial(BucketGatherer.wait_for_all, gatherer)
+    gatherer.gather_to_writer = partial(BucketGatherer.gather_to_writer, gatherer)
+    megatron.save_to_hf(gatherer, None, "target", "source")
+    written = ["write a", "write b"], ["write c"], ["write the rest"]
+    first, second, last = written if rank == 0 else ([], [], [])
+    wanted = ["gather 0", *first, group, "gather 1", *second, group, *last, group]
+    assert events == wanted

@@ -3,9 +3,11 @@
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
@@ -22,8 +24,9 @@ from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.megatron import load_from_hf
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
+from tests.contracts.fake_cuda import LiveBytes
 from tests.support.planned_gathers import planned_gathers
-from tests.unit.weights.model_ranks import modules_like
+from tests.unit.weights.model_ranks import gatherer_of, modules_like
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_5, QWEN3_MOE, random_weights
 
 
@@ -201,6 +204,20 @@ def test_a_gatherer_sends_the_values_of_the_moment(tmp_path):
     norm.data = torch.full_like(norm, 5.0)
     tensors = dict(p for b in gatherer.gather(0) for p in b)
     assert torch.equal(tensors["model.norm.weight"], torch.full((QWEN2.hidden,), 5.0))
+
+
+def test_a_rank_that_keeps_no_tensors_has_memory_for_messages_only(monkeypatch):
+    """Its GPU may be full of keys and values when an engine on other GPUs starts again."""
+    gatherer, _ = gatherer_of(monkeypatch, replace(QWEN2, vocab=64), 2, 0.01)
+    message = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: message)
+    peaks = {}
+    for keeps in (True, False):
+        with LiveBytes("cpu") as memory:
+            found = [len(bucket) for bucket in gatherer.gather(None, keeps=keeps)]
+        assert sum(found) == keeps * len(gatherer.tensors)
+        peaks[keeps] = memory.peak
+    assert 0 < peaks[False] < 0.6 * peaks[True]
 
 
 def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path):
