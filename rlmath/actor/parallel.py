@@ -6,7 +6,6 @@ import gc
 import random
 import socket
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import torch.distributed as dist
