@@ -93,6 +93,8 @@ class StubRank(ActorWorker):
     def __init__(self, world, rank, log_path, environment):
         self.rank, self._world = rank, world
         world.ranks.append(self)
+        # The driver looks for it.
+        Path(log_path).parent.mkdir(parents=True, exist_ok=True)
         Path(log_path).touch()
 
     def start(self, settings, layout, device, rendezvous, seed, num_threads):
