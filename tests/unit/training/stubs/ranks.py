@@ -124,7 +124,8 @@ class StubWeights:
 
     def __init__(self, rank):
         # Rank 0 has the copy of the model that is sent.
-        self.parallel = SimpleNamespace(global_ranks=[rank], group=None)
+        self.ranks = [rank]
+        self.parallel = SimpleNamespace(global_ranks=self.ranks, group=None)
         self.buckets = cut_into_buckets(TENSORS, 0.125)
 
     def write_local(self, bucket, buffer):
