@@ -27,6 +27,15 @@ def test_context_ranks_send_as_in_transformer_engine(monkeypatch, capability, si
     assert platform.batches_context_messages(size) == batched
 
 
+@pytest.mark.parametrize("platform", [CPU, Platform("cuda", "nccl", "transformer_engine")])
+def test_cached_memory_is_the_allocators_of_the_device(monkeypatch, platform):
+    calls = []
+    monkeypatch.setattr(device, "return_freed_memory", lambda: calls.append("cpu"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("cuda"))
+    platform.release_cached_memory()
+    assert calls == [platform.name]
+
+
 def test_driver_of_a_cluster_needs_no_gpu(monkeypatch):
     """Ray's head may be a CPU node; ranks look at their own node."""
     monkeypatch.setattr(device, "cuda_visible", lambda: False)
