@@ -42,7 +42,10 @@ answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 # Whether this node's Ray runs. In a container without an init its end leaves a zombie, and after a
 # reboot its number may be another process's.
 node_is_alive() {
-  [ -s "$pid_file" ] && ps -o stat= -o args= -p "$(cat "$pid_file")" 2>/dev/null | grep -q '^[^Z].*ray'
+  [ -s "$pid_file" ] || return 1
+  local process # Not by ps, which small images do not have.
+  process=/proc/$(cat "$pid_file")
+  grep -qs '^State:[[:space:]]*[^ZX]' "$process/status" && grep -qs ray "$process/cmdline"
 }
 
 # The head's address: of the file when a head answers there, so a stale file counts as none.
