@@ -39,14 +39,9 @@ with_token() {
 # Whether something listens at HOST:PORT.
 answers() { timeout 3 bash -c "exec 3<>/dev/tcp/${1%:*}/${1##*:}" 2>/dev/null; }
 
-# Whether this node's Ray runs. In a container without an init its end leaves a zombie, and after a
-# reboot its number may be another process's.
-node_is_alive() {
-  [ -s "$pid_file" ] || return 1
-  local process # Not by ps, which small images do not have.
-  process=/proc/$(cat "$pid_file")
-  grep -qs '^State:[[:space:]]*[^ZX]' "$process/status" && grep -qs ray "$process/cmdline"
-}
+# Whether this node's Ray runs. In a container without an init its end leaves a zombie, whose command
+# line is empty, and after a reboot its number may be another process's.
+node_is_alive() { [ -s "$pid_file" ] && grep -qs ray "/proc/$(cat "$pid_file")/cmdline"; }
 
 # The head's address: of the file when a head answers there, so a stale file counts as none.
 head_address() {
